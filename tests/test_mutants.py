@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.long import long
 from tests.mutants import __main__ as runner
 from tests.mutants.origin import foreign
 from tests.mutants.row import ROOT, Mutant, Stale
@@ -109,7 +110,7 @@ VERDICTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("count", [pytest.param(7, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [*long(7)])
 def test_a_fault_is_seen_or_survives_and_the_tree_is_only_read(small, capsys, count):
     expected = dict(list(VERDICTS.items())[:count])
     before = {file: file.read_bytes() for file in small.rglob("*") if file.is_file() and ".git" not in file.parts}

@@ -240,7 +240,7 @@ def test_nothing_is_left_of_what_was_stopped(elmo_run, text, tmp_path, capsys, m
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("pool", ["none", *(pytest.param(pool, marks=pytest.mark.long) for pool in ("mean", "last"))])
+@pytest.mark.parametrize("pool", ["none", *long("mean", "last")])
 def test_sorted_by_length_sentences_keep_their_order_and_their_vectors(opened, pool, monkeypatch):
     """Sentences of 0 to 40 words, in two windows of several batches; padded to few lengths, each has the vectors that
     it has alone."""

@@ -19,6 +19,7 @@ from contexture.models.config import BertConfig, ElmoConfig, GptConfig
 from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
 from contexture.train.run_file import from_json, read, to_json
+from tests.helpers.long import long
 
 BAD = ("0", "-1", "1e15", "1000000000000000", "NaN", "Infinity", "-Infinity", '"many"', "null", "[]", "{}", "true",
        "9" * 400)  # fmt: skip
@@ -35,9 +36,7 @@ def _replaced(tree: dict, name: str, value: str) -> str:
     return json.dumps(tree).replace('"@"', value)
 
 
-@pytest.mark.parametrize(
-    "name", ["bert.tiny", *(pytest.param(name, marks=pytest.mark.long) for name in ("gpt.tiny", "elmo.tiny"))]
-)
+@pytest.mark.parametrize("name", ["bert.tiny", *long("gpt.tiny", "elmo.tiny")])
 def test_every_number_of_run_json_is_taken_or_refused_in_one_line(tmp_path, name):
     tree = {"format": 2, "config": to_json(recipe(name))}
     started, refused = time.monotonic(), 0

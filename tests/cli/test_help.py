@@ -16,6 +16,7 @@ from contexture.configs.finetuning import finetune_run
 from contexture.option_scope import scope
 from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
+from tests.helpers.long import long
 
 TINY = ("bert.tiny", "gpt.tiny", "elmo.tiny")
 RUNS = {
@@ -63,7 +64,7 @@ def test_an_option_is_said_in_one_clear_sentence(option: Option):
     assert not re.match(r"Of |An? \w+: |[A-Z]\w+: |Instead", sentence), sentence
 
 
-@pytest.mark.parametrize("columns", [20, 80, *(pytest.param(n, marks=pytest.mark.long) for n in (60, 110, 300))])
+@pytest.mark.parametrize("columns", [20, 80, *long(60, 110, 300)])
 def test_no_line_is_wider_than_the_terminal(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     width = min(max(columns, 60), 110)

@@ -19,6 +19,7 @@ from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.byte_pair import Gpt1BPE, standardized
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.registry import learn
+from tests.helpers.long import long
 
 SIZE = 1 << 20
 QUICK = 1 << 17
@@ -35,7 +36,7 @@ def line(mark: str, size: int = SIZE) -> str:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("mark", [*MARKS, *(pytest.param(mark, marks=pytest.mark.long) for mark in MIXED)])
+@pytest.mark.parametrize("mark", [*MARKS, *long(*MIXED)])
 def test_a_long_line_of_marks_is_split_into_sentences_at_once(mark: str, size: int):
     """Nothing of it is lost, whatever comes behind."""
     for text in (line(mark, size), line(mark, size) + "x"):
@@ -51,7 +52,7 @@ def test_a_long_line_of_marks_is_split_into_sentences_at_once(mark: str, size: i
         " ",
         "\u3000",
         ".",
-        *(pytest.param(m, marks=pytest.mark.long) for m in ("\u0301\u0316", "\u0344\u0316", "\u0f73\u0f71")),
+        *long("\u0301\u0316", "\u0344\u0316", "\u0f73\u0f71"),
     ],
 )
 def test_a_long_line_of_marks_is_cleaned_up_at_once(mark: str, size: int):

@@ -23,6 +23,7 @@ from contexture.train.run.folder import steps
 from contexture.train.run.report import read_metrics
 from tests.conftest import ROOT
 from tests.helpers.commands import run_command
+from tests.helpers.long import long
 
 GOLDEN = ROOT / "tests" / "golden"
 OPTIONS: dict[str, Any] = {
@@ -186,7 +187,7 @@ def test_a_file_of_weights_that_is_cut_off_or_none_is_said(published, tmp_path, 
     refused(capsys, published, tmp_path, "weights.hdf5: cannot be read as hdf5")
 
 
-@pytest.mark.parametrize("examples", [25, pytest.param(150, marks=pytest.mark.long)])
+@pytest.mark.parametrize("examples", [25, *long(150)])
 def test_flipped_bytes_of_a_file_of_weights_are_read_or_said(published, examples):
     """Where what is damaged is not the numbers themselves, h5py fails in many ways."""
     raw, rng = (published / "weights.hdf5").read_bytes(), np.random.default_rng(0)

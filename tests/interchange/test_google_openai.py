@@ -17,6 +17,7 @@ from contexture.models.config import BertConfig, GptConfig
 from contexture.train.interchange import tf_checkpoint
 from contexture.train.interchange.tf_checkpoint import open_bundle
 from tests.helpers.commands import run_command
+from tests.helpers.long import long
 
 WIDTH, LENGTH, LAYERS, VOCAB = 24, 16, 2, 6
 LAYER = (
@@ -215,7 +216,7 @@ def test_what_is_wrong_with_googles_files_is_said(google, capsys, change, line):
     refused(capsys, google, "bert-tf", line, "--lowercase", "yes", "--gelu", "tanh")
 
 
-@pytest.mark.parametrize("places", [100, pytest.param(600, marks=pytest.mark.long)])
+@pytest.mark.parametrize("places", [100, *long(600)])
 def test_flipped_bytes_of_a_table_are_read_or_said(google, monkeypatch, places):
     """Also where the checksums are right: whoever wants to harm computes them."""
     raw, rng = (google / INDEX).read_bytes(), np.random.default_rng(0)

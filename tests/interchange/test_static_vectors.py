@@ -13,6 +13,7 @@ from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tokenizers.word_level import StaticWords
 from contexture.models.shapes import by_path
 from tests.helpers.commands import devices, done, json_of, run_command
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs, close
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -175,9 +176,7 @@ def _files(folder: Path) -> dict[str, tuple[str, ...]]:
     }
 
 
-@pytest.mark.parametrize(
-    "kind", ["tag", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("classify", "regress", "choice", "span"))]
-)
+@pytest.mark.parametrize("kind", ["tag", *long("classify", "regress", "choice", "span")])
 def test_every_kind_of_task_is_learned_evaluated_and_answered(run, tmp_path, kind):
     words = _files(tmp_path)[kind]
     done("finetune", run, *words, *FEW, "--dir", tmp_path / "task")

@@ -320,7 +320,7 @@ def whole(trained: Trained) -> tuple[list[Any], list[Any]]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("parts", [pytest.param(2, marks=pytest.mark.long), 4])
+@pytest.mark.parametrize("parts", [*long(2), 4])
 def test_a_step_in_parts_is_the_whole_step(trained, whole, parts):
     """Each part has its lanes' own masks and carry, and all of them the same negatives. Each step starts from the same
     state, since three steps in float32 carry the noise of the first on."""

@@ -20,6 +20,7 @@ from contexture.train.checkpoints.transfer import load_parameters
 from contexture.train.options import MeshConfig
 from contexture.train.run.report import read_metrics
 from tests.helpers.commands import done, json_of, run_command
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -50,7 +51,7 @@ def lora_task(once, task_words) -> Path:
     )
 
 
-@pytest.fixture(params=["tiny", *(pytest.param(family, marks=pytest.mark.long) for family in ("gpt", "elmo"))])
+@pytest.fixture(params=["tiny", *long("gpt", "elmo")])
 def source(request: pytest.FixtureRequest) -> tuple[Path, list[str]]:
     """(a pretrained run, the words of its command without --dir) of each family."""
     return request.getfixturevalue(f"{request.param}_run"), request.getfixturevalue(f"{request.param}_words")

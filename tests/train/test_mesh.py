@@ -62,7 +62,7 @@ ELMO = Run(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[pytest.param("bert", marks=pytest.mark.long), "gpt"])
+@pytest.fixture(scope="module", params=[*long("bert"), "gpt"])
 def run(request: pytest.FixtureRequest, text_folder: Path) -> Run:
     return on_text(BERT if request.param == "bert" else GPT, text_folder)
 
@@ -117,11 +117,13 @@ def one_device(run: Run, batches: Batches):
 @pytest.mark.parametrize(
     ("shape", "accumulate"),
     [
-        pytest.param((1, 1, 1), 4, marks=pytest.mark.long),
-        pytest.param((2, 2, 2), 1, marks=pytest.mark.long),
-        pytest.param((2, 2, 2), 4, marks=pytest.mark.long),
-        pytest.param((8, 1, 1), 1, marks=pytest.mark.long),
-        pytest.param((8, 1, 1), 4, marks=pytest.mark.long),
+        *long(
+            ((1, 1, 1), 4),
+            ((2, 2, 2), 1),
+            ((2, 2, 2), 4),
+            ((8, 1, 1), 1),
+            ((8, 1, 1), 4),
+        ),
     ],
 )
 def test_the_losses_of_a_mesh_are_those_of_one_device(run, batches, one_device, shape, accumulate):
@@ -199,11 +201,13 @@ def elmo(text_folder: Path, tmp_path_factory: pytest.TempPathFactory):
 @pytest.mark.parametrize(
     ("shape", "accumulate"),
     [
-        pytest.param((2, 2, 2), 4, marks=pytest.mark.long),
-        pytest.param((2, 2, 2), 1, marks=pytest.mark.long),
-        pytest.param((8, 1, 1), 1, marks=pytest.mark.long),
-        pytest.param((8, 1, 1), 4, marks=pytest.mark.long),
-        pytest.param((1, 1, 1), 4, marks=pytest.mark.long),
+        *long(
+            ((2, 2, 2), 4),
+            ((2, 2, 2), 1),
+            ((8, 1, 1), 1),
+            ((8, 1, 1), 4),
+            ((1, 1, 1), 4),
+        ),
     ],
 )
 def test_an_elmos_losses_and_carry_are_those_of_one_device(elmo, shape, accumulate):

@@ -23,6 +23,7 @@ from contexture.train.objectives import OBJECTIVES, batch_fields
 from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.run.throughput import activation_floats
 from contexture.train.step import create, train_step, without_step_settings
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs, close
 from tests.helpers.random_runs import drawn
 
@@ -138,9 +139,11 @@ def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(stepper, poiso
 @pytest.mark.parametrize(
     ("frozen", "quantization"),
     [
-        pytest.param({"frozen_layers": 1}, "none", marks=pytest.mark.long),
-        pytest.param({"frozen": ("embeddings", "ffn")}, "none", marks=pytest.mark.long),
-        pytest.param({"frozen_layers": 1}, "int8", marks=pytest.mark.long),
+        *long(
+            ({"frozen_layers": 1}, "none"),
+            ({"frozen": ("embeddings", "ffn")}, "none"),
+            ({"frozen_layers": 1}, "int8"),
+        ),
     ],
     ids=str,
 )
@@ -172,7 +175,7 @@ def test_what_is_frozen_is_not_counted_in_the_norm_that_is_clipped(frozen, quant
     assert moved["heads_mlm/bias"].any()
 
 
-@pytest.mark.parametrize("parts", [2, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("parts", [2, *long(4)])
 def test_a_step_in_parts_is_the_whole_step(stepper, parts):
     """Dropout on: a line's masks are those of its number in the whole batch, whichever part it is in."""
     run = dataclasses.replace(RUN, optim=dataclasses.replace(RUN.optim, accumulate=parts))

@@ -35,6 +35,7 @@ from contexture.data.errors import DataError
 from contexture.models.config import GptConfig
 from contexture.train.evaluation.squad_metrics import text_scores
 from tests.helpers.commands import json_of
+from tests.helpers.long import long
 
 pytestmark = pytest.mark.usefixtures("one_device")
 COQA: dict[str, Any] = {
@@ -134,7 +135,7 @@ def test_prompts_are_those_written_by_hand(tmp_path: Path):
         translation_prompts(["a dog"], shown, 2, 0)
 
 
-@pytest.mark.parametrize("seed", [3, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", [3, *long(2)])
 def test_greedy_answers_are_those_of_a_slow_loop(gpt_run, seed):
     gpt = random_gpt(gpt_run, seed)
     assert isinstance(gpt.model.config, GptConfig)

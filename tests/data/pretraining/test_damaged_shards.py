@@ -16,6 +16,7 @@ from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tokenizers.wordpiece import learn_wordpiece
 from tests.data.pretraining.test_shards import ROOT, TOKENIZER, _prepared
+from tests.helpers.long import long
 from tests.helpers.slow_pairs import random_documents
 
 
@@ -99,7 +100,7 @@ def _leaves(tree, path=()):
         yield from _leaves(inner, (*path, key))
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [5, *long(1)])
 def test_an_index_that_is_not_as_it_was_written_is_refused_in_one_line(tmp_path: Path, every: int):
     _prepared(tmp_path, {"a.txt": random_documents(1, 40)}, dev_fraction=0.2, per_file=64)
     file = tmp_path / "shards" / "index.json"

@@ -26,6 +26,7 @@ from contexture.data.tokenizers.char_level import learn_characters
 from contexture.data.tokenizers.unknown_tokens import UnknownTokens
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import GptConfig
+from tests.helpers.long import long
 from tests.helpers.slow_pairs import Document, as_text, random_documents, vocabulary
 
 ROOT = Path(__file__).parents[3]
@@ -241,7 +242,7 @@ def test_what_progress_raises_comes_through_and_leaves_nothing(
 
 @pytest.mark.parametrize(
     "kind",
-    ["lines", *(pytest.param(k, marks=pytest.mark.long) for k in ("a_long_line", "blank_lines", "a_long_document"))],
+    ["lines", *long("a_long_line", "blank_lines", "a_long_document")],
 )
 def test_progress_is_told_every_half_megabyte_read_or_tokenised(tmp_path: Path, kind: str):
     if kind == "a_long_document":

@@ -22,6 +22,7 @@ from contexture.data.tokenizers.byte_pair import BYTES, ByteBPE, Gpt1BPE, standa
 from contexture.data.tokenizers.char_level import Characters
 from contexture.data.tokenizers.registry import learn, load_tokenizer
 from tests.conftest import ROOT
+from tests.helpers.long import long
 
 KINDS = ("wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe")
 WORDS = "the cat sat on a mat, and the dog's bone lay in sun: wanting, waits, walking. Naïve café! 他来了。 42".split()
@@ -90,7 +91,7 @@ def test_words_are_encoded_alone_as_the_library_encodes_the_whole(tokenizers: di
         assert _whole(pieces, text) == sentencepiece.SentencePieceProcessor(model_proto=pieces.model).encode(text)
 
 
-@pytest.mark.parametrize("letters", [20_000, pytest.param(-1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("letters", [20_000, *long(-1)])
 def test_real_text_is_cut_into_parts(tokenizers: dict[str, Tokenizer], shared: Path, letters: int):
     book = (shared / "data" / "pretrain_books" / "the-time-machine.txt").read_text("utf-8")[:letters]
     published = {name: load_tokenizer(shared / "data" / name) for name in ("vocab_gpt1", "vocab_gpt2")}

@@ -24,6 +24,7 @@ from contexture.train.evaluation.predictions import metric_names
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes, objective_of
 from contexture.train.run import throughput
 from contexture.train.run.throughput import PEAK_FLOPS, ThroughputMeter, peak_flops, unknown_peak
+from tests.helpers.long import long
 
 SMALL = {"layers": 2, "hidden": 8, "heads": 2, "ffn": 8, "vocab": 20, "length": 16}
 ELMO = ElmoConfig(vocab=9, char_width=3, filters=((1, 4),), highway=1, cells=6, projection=4, layers=1)
@@ -79,7 +80,7 @@ def measured_by(run: Run) -> set[str]:
     return {*trained, *measured(model, objective, run, params, no_store), *of_task}
 
 
-@pytest.mark.parametrize("runs_of", [runs_of_every_metric, pytest.param(every_run, marks=pytest.mark.long)])
+@pytest.mark.parametrize("runs_of", [runs_of_every_metric, *long(every_run)])
 def test_every_metric_that_is_measured_has_a_direction(runs_of):
     runs = runs_of()
     assert {run.objective for run in runs} == OBJECTIVES.keys() - {"static"}  # static vectors alone measure nothing

@@ -16,6 +16,7 @@ from contexture.train.evaluation import predict
 from contexture.train.run.data import open_data
 from contexture.train.run_file import fingerprint, read
 from tests.helpers.commands import done
+from tests.helpers.long import long
 from tests.helpers.random_runs import random_training
 from tests.train.evaluation.test_evaluate import lines_of
 
@@ -99,7 +100,7 @@ def test_the_sentences_beside_it_change_what_is_said_of_a_sentence(tagger: Path,
         assert record["scores"] != pytest.approx(other["scores"], abs=1e-4)
 
 
-@pytest.mark.parametrize(("batch", "chunk"), [pytest.param(1, 4096, marks=pytest.mark.long), (7, 4096), (64, 16)])
+@pytest.mark.parametrize(("batch", "chunk"), [*long((1, 4096)), (7, 4096), (64, 16)])
 def test_batches_and_chunks_change_no_prediction(tagger, files, answered, batch, chunk, tmp_path, monkeypatch):
     monkeypatch.setattr(predict, "CHUNK", chunk)
     argv = ["predict", str(tagger), "--input", str(files / "dev.conll"), "--to", str(tmp_path / "some.jsonl")]

@@ -92,9 +92,11 @@ def test_numbers_and_tags_equal_an_independent_count(evaluated, task_files):
 @pytest.mark.parametrize(
     ("kind", "count", "batch"),
     [
-        pytest.param("classify", 1, 7, marks=pytest.mark.long),
-        pytest.param("classify", 8, 1, marks=pytest.mark.long),
-        pytest.param("regress", 8, 64, marks=pytest.mark.long),
+        *long(
+            ("classify", 1, 7),
+            ("classify", 8, 1),
+            ("regress", 8, 64),
+        ),
         ("tag", 8, 7),
     ],
 )

@@ -12,6 +12,7 @@ from contexture.cli import main as cli
 from contexture.cli.evaluation_commands import show_results
 from contexture.train.evaluation import evaluate as module
 from tests.helpers.commands import json_of, run_command
+from tests.helpers.long import long
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -91,7 +92,7 @@ def test_a_run_that_fails_is_one_line_before_any_is_evaluated(runs, capsys, monk
     assert words or str(runs[1]) in err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("alone", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("alone", [False, *long(True)])
 def test_a_run_that_fails_later_leaves_the_others_their_rows(runs, door, capsys, alone):
     for step in ("50", "60"):
         # The files of numbers: nothing but reading them shows it.

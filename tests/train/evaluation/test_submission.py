@@ -13,6 +13,7 @@ import contexture
 from contexture.train import run_file
 from contexture.train.evaluation import predict
 from tests.helpers.commands import done, json_of, run_command
+from tests.helpers.long import long
 from tests.helpers.random_runs import random_training
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -72,9 +73,7 @@ def test_mnli_is_named_by_its_files_and_writes_names(named, tmp_path, capsys):
     assert {file.name: file.read_text() for file in to.iterdir()} == before
 
 
-@pytest.mark.parametrize(
-    "columns", [pytest.param("sentence1\tsentence2", marks=pytest.mark.long), "#1 String\t#2 String"]
-)
+@pytest.mark.parametrize("columns", [*long("sentence1\tsentence2"), "#1 String\t#2 String"])
 def test_a_pair_of_classes_is_written_as_numbers(named, tmp_path, columns):
     run, to = named("pairs", "mrpc", ["equivalent", "not_equivalent"]), tmp_path / "glue"
     pairs = [f"{a}\t{b}" for a, b in zip(SENTENCES, SENTENCES[1:] + SENTENCES[:1], strict=True)]
@@ -131,7 +130,7 @@ def write_questions(file: Path, questions: list[dict]) -> Path:
     return file
 
 
-@pytest.mark.parametrize("unanswerable", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize("unanswerable", [True, *long(False)])
 def test_questions_are_answered_by_their_ids(tiny_run, tmp_path, unanswerable):
     answer, run = {"text": "The cat", "answer_start": 0}, tmp_path / "run"
     asked = [{"id": f"t{n}", "question": text, "answers": [answer]} for n, text in enumerate(ASKED[:2] * 8)]

@@ -19,6 +19,7 @@ from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.train.evaluation.predict import Predictor
 from contexture.train.evaluation.predictions import joined_windows
 from tests.helpers.commands import json_of
+from tests.helpers.long import long
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -29,7 +30,7 @@ WORDS = ("the", "remembers", "likes", "remember", ".", "a", "b", "c")
 """Each is one token of the run's vocabulary."""
 
 
-@pytest.fixture(params=["mean", pytest.param("max", marks=pytest.mark.long)])
+@pytest.fixture(params=["mean", *long("max")])
 def run(request, tmp_path: Path) -> Path:
     """The run, as if it had learned with --task.windows."""
     shutil.copytree(RUN, tmp_path / "run")

@@ -25,6 +25,7 @@ from tests.data.tasks.test_gpt_layout import LETTERS, WORDS, split_of
 from tests.data.tasks.test_varying_alternatives import OPEN, words_of
 from tests.helpers.commands import devices, done, json_of, run_command
 from tests.helpers.jobs import evaluate_in_two_processes
+from tests.helpers.long import long
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SIZES: dict[str, Any] = {"vocab": 32, "length": 16, "layers": 2, "hidden": 16, "heads": 2, "ffn": 16}
@@ -82,7 +83,7 @@ def scores(model: Any, objective: Any, params: Any, batch: dict[str, np.ndarray]
     return np.asarray(objective.predictions(outputs)["scores"])
 
 
-@pytest.mark.parametrize("case", ["bert", *(pytest.param(case, marks=pytest.mark.long) for case in ("gpt", "elmo"))])
+@pytest.mark.parametrize("case", ["bert", *long("gpt", "elmo")])
 def test_a_question_has_the_probabilities_that_it_has_alone(case: str):
     """Beside questions with more alternatives too. (A norm over the batch sees all of its words: left out here.)"""
     family, model, objective, params = made(case)
@@ -136,9 +137,7 @@ def test_absent_alternatives_change_neither_loss_nor_gradient(case: str):
         assert jnp.abs(other - one).max() <= 1e-5 * scale
 
 
-@pytest.mark.parametrize(
-    "family", ["bert", *(pytest.param(family, marks=pytest.mark.long) for family in ("gpt", "elmo"))]
-)
+@pytest.mark.parametrize("family", ["bert", *long("gpt", "elmo")])
 def test_figures_do_not_depend_on_devices_and_batches(family: str):
     """13 questions of two to five alternatives; 1 device and 8, batches of 1 and of 64."""
     _, model, objective, params = made(family)

@@ -30,6 +30,7 @@ from contexture.train.run.report import read_metrics
 from contexture.train.step import State, create
 from tests.helpers.commands import run_command
 from tests.helpers.logs import logged
+from tests.helpers.long import long
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:
@@ -69,7 +70,7 @@ def stop_at_random(process, folder: Path, number: int, rng: random.Random, last:
     process.send_signal(number)
 
 
-@pytest.mark.parametrize("delay", [0.15, *(pytest.param(delay, marks=pytest.mark.long) for delay in (0.4, 0.8, 1.5))])
+@pytest.mark.parametrize("delay", [0.15, *long(0.4, 0.8, 1.5)])
 def test_a_sigterm_at_start_up_is_answered_and_loses_nothing(door, tiny_words, tiny_run, tmp_path, delay):
     """Also while libraries are being imported and checkpoints read, where an exception would do harm."""
     folder = tmp_path / "run"
@@ -85,16 +86,18 @@ def test_a_sigterm_at_start_up_is_answered_and_loses_nothing(door, tiny_words, t
 @pytest.mark.parametrize(
     ("training", "number"),
     [
-        pytest.param("pretraining", signal.SIGKILL, marks=pytest.mark.long),
-        pytest.param("pretraining, often", signal.SIGKILL, marks=pytest.mark.long),
-        pytest.param("pretraining", signal.SIGTERM, marks=pytest.mark.long),
-        pytest.param("pretraining", signal.SIGINT, marks=pytest.mark.long),
-        pytest.param("fine-tuning", signal.SIGKILL, marks=pytest.mark.long),
-        pytest.param("fine-tuning", signal.SIGTERM, marks=pytest.mark.long),
-        pytest.param("GPT", signal.SIGKILL, marks=pytest.mark.long),
-        pytest.param("GPT", signal.SIGTERM, marks=pytest.mark.long),
-        pytest.param("ELMo", signal.SIGKILL, marks=pytest.mark.long),
-        pytest.param("ELMo", signal.SIGTERM, marks=pytest.mark.long),
+        *long(
+            ("pretraining", signal.SIGKILL),
+            ("pretraining, often", signal.SIGKILL),
+            ("pretraining", signal.SIGTERM),
+            ("pretraining", signal.SIGINT),
+            ("fine-tuning", signal.SIGKILL),
+            ("fine-tuning", signal.SIGTERM),
+            ("GPT", signal.SIGKILL),
+            ("GPT", signal.SIGTERM),
+            ("ELMo", signal.SIGKILL),
+            ("ELMo", signal.SIGTERM),
+        ),
     ],
 )
 def test_a_stopped_run_is_the_same_run(door, tmp_path, training, number, request):

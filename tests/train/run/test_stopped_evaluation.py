@@ -17,6 +17,7 @@ from contexture.train.evaluation import outputs
 from contexture.train.run.folder import steps
 from contexture.train.run.report import read_metrics
 from tests.helpers.commands import done, run_command
+from tests.helpers.long import long
 
 pytestmark = pytest.mark.usefixtures("one_device")
 SPEED = ("tokens_per_second", "seconds_left", "mfu", "data_wait")
@@ -73,7 +74,7 @@ def terminate_in(patch: pytest.MonkeyPatch, evaluation: int, batch: int) -> list
 
 @pytest.mark.parametrize(
     ("evaluation", "step"),
-    [pytest.param(0, 3, marks=pytest.mark.long), (1, 6), pytest.param(3, 12, marks=pytest.mark.long)],
+    [*long((0, 3)), (1, 6), *long((3, 12))],
 )
 def test_a_run_stopped_in_an_evaluation_is_the_same_run(words, whole, tmp_path, capsys, evaluation, step):
     folder = tmp_path / "run"
