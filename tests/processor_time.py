@@ -17,12 +17,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BUDGET = 90.0
-"""Seconds that a file of the quick suite may take where both cores are busy: three times those of a machine at rest."""
-LARGER = {
-    "tests/data/tasks/test_mistakes.py": 150.0,  # a classifier and a tagger are trained by the commands themselves
-    "tests/api/test_trained_model.py": 120.0,  # every method of every family is compiled
-}
-"""Files that may take more."""
+"""Seconds that a file of the quick suite may take where both cores are busy: more than twice those at rest."""
 CAUSES = ("seconds", "processes", "compiling")
 """All of a test's time; of it: that of other processes, and that of XLA's compilation in this one, in wall time."""
 Spent = tuple[float, ...]
@@ -100,9 +95,9 @@ class ProcessorTime:
         """Returns a line for each file of tests that takes longer than it may."""
         files = {row: spent[0] for row, spent in self.by_file.items() if row.endswith(".py")}
         return [
-            f"{file}: {seconds:.0f} s of {LARGER.get(file, BUDGET):.0f}; mark cases as long, or share what is made"
+            f"{file}: {seconds:.0f} s of {BUDGET:.0f}; mark cases as long, or share what is made"
             for file, seconds in sorted(files.items())
-            if seconds > LARGER.get(file, BUDGET)
+            if seconds > BUDGET
         ]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:

@@ -16,6 +16,7 @@ from contexture.analysis.score import score
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.byte_pair import learn_byte_bpe
+from contexture.data.visible import visible
 from contexture.models import decode
 from contexture.models.config import BertConfig, GptConfig, Sampling
 from contexture.models.model import build
@@ -23,7 +24,7 @@ from contexture.train.run_file import read
 from tests.helpers.commands import done, json_of
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close
-from tests.helpers.random_runs import random_training
+from tests.helpers.random_runs import random_parameters, random_training
 
 Opened = tuple[Any, Any, Any]
 """(model, parameters, tokenizer)."""
@@ -40,7 +41,7 @@ def writer() -> Opened:
     model = build(CONFIG, ("lm",))
     batch = {"tokens": jnp.ones((1, 4), jnp.int32), "mask": jnp.ones((1, 4), jnp.int32),
              "next": jnp.ones((1, 4), jnp.int32), "next_weights": jnp.ones((1, 4))}  # fmt: skip
-    return model, jax.jit(model.init)(jax.random.key(0), batch)["params"], tokenizer
+    return model, random_parameters(model, batch, deviation=CONFIG.init_std), tokenizer
 
 
 def write(writer: Opened, prompts: list[str], how: Sampling = Sampling(), **more: Any) -> list[str]:  # noqa: B008
@@ -233,7 +234,7 @@ def test_the_commands_write_and_score(gpt_run, capsys, tmp_path):
     texts = json_of(*words)["texts"]
     capsys.readouterr()
     done(*words)
-    assert capsys.readouterr().out == "The cat" + texts[0]["text"] + "\n" and texts[0]["tokens"] == 9
+    assert capsys.readouterr().out == visible("The cat" + texts[0]["text"]) + "\n" and texts[0]["tokens"] == 9
     (tmp_path / "a.txt").write_text("The cat sees the river.\n\nMy brother paints.\n", "utf-8")
     result = json_of("score", gpt_run, "--input", tmp_path / "a.txt", "--documents", "blank_lines")
     assert result["documents"] == 2 and 1 < result["perplexity"] < 300

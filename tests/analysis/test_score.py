@@ -19,6 +19,7 @@ from contexture.models.model import build, example
 from tests.helpers.commands import done, json_of, run_command
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_differs, close
+from tests.helpers.random_runs import random_parameters
 
 Opened = tuple[Any, Any, Any]
 """(model, parameters, tokenizer)."""
@@ -32,7 +33,7 @@ ELMO = ElmoConfig(vocab=7, char_width=3, filters=((1, 4), (2, 4)), highway=1, ce
 def bert() -> Opened:
     fields = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL", "slots": "i32 BP"}
     model = build(BERT, ("mlm", "nsp"))
-    params = jax.jit(model.init)(jax.random.key(1), example(fields, {"B": 1, "L": 8, "P": 1}))["params"]
+    params = random_parameters(model, example(fields, {"B": 1, "L": 8, "P": 1}), deviation=0.7)
     return model, params, WordPiece(PIECES, True)
 
 
@@ -91,9 +92,7 @@ def elmo() -> Opened:
     model = build(ELMO, ("bilm",))
     fields = {"types": "i32 RW", "index": "i32 BL", "next": "i32 BL", "next_weights": "f32 BL",
               "index_backward": "i32 BL", "next_backward": "i32 BL", "next_weights_backward": "f32 BL"}  # fmt: skip
-    params = jax.jit(model.init)(jax.random.key(2), example(fields, {"B": 1, "L": 2, "R": 8, "W": 50}))["params"]
-    rng = np.random.default_rng(0)
-    return model, jax.tree.map(lambda x: 0.5 * rng.standard_normal(x.shape).astype(np.float32), params), words
+    return model, random_parameters(model, example(fields, {"B": 1, "L": 2, "R": 8, "W": 50})), words
 
 
 def test_an_elmos_score_is_that_of_both_directions_word_by_word(elmo: Opened):

@@ -15,6 +15,7 @@ from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.model import build, example
 from tests.helpers.parity_rule import assert_close, close
+from tests.helpers.random_runs import random_parameters
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##d", "e"]
 
@@ -65,7 +66,7 @@ def test_a_score_is_that_of_the_tokens_one_by_one():
     batch = example(
         {"tokens": "i32 BL", "mask": "i32 BL", "next": "i32 BL", "next_weights": "f32 BL"}, {"B": 1, "L": 6}
     )
-    params = jax.jit(model.init)(jax.random.key(3), batch)["params"]
+    params = random_parameters(model, batch)
     documents = ["abc dé fgh", "aab"]
     nats, forward = 0.0, jax.jit(model.clone(heads={}).apply)
     for text in documents:
@@ -93,7 +94,7 @@ def test_pools_of_a_bert_are_of_the_tokens_that_their_names_say():
     config = BertConfig(vocab=10, length=8, layers=2, hidden=8, heads=2, ffn=8, init_std=0.5)
     model, tokenizer = build(config), WordPiece(PIECES, True)
     fields = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"}
-    params = jax.jit(model.init)(jax.random.key(1), example(fields, {"B": 1, "L": 8}))["params"]
+    params = random_parameters(model, example(fields, {"B": 1, "L": 8}))
     lines = [[2, 5, 6, 7, 3], [2, 9, 3]]
     (whole, short) = embed(model, params, tokenizer, lines, batch=2)
     assert whole.shape == (3, 5, 8) and short.shape == (3, 3, 8)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from contexture.models.layers.stacked import unstack_layers
+from contexture.models.model import Model
 from contexture.models.shapes import path_of
 from contexture.train import loop
 from contexture.train.optim.lora import ADAPTERS
@@ -32,17 +33,26 @@ DEVIATIONS = {
 
 def drawn(shapes: State, seed: int = 0, moments: float = 0.0) -> State:
     """A first state of these shapes: numbers of deviation 0.1, norms about one, moments as given; adapters add zero."""
+    params, rest = _numbers(shapes.params, seed, 0.1), zeros(shapes, seed)
+    opt = jax.tree.map(lambda x: x if np.issubdtype(x.dtype, np.integer) else x + x.dtype.type(moments), rest.opt)
+    return dataclasses.replace(rest, params=params, opt=opt)
+
+
+def random_parameters(model: Model, batch: Any, seed: int = 0, deviation: float = 0.5) -> Any:
+    """Parameters of a model that reads such a batch, which nothing is compiled for."""
+    shapes: Any = jax.eval_shape(lambda: model.init(jax.random.key(0), batch)["params"])
+    return _numbers(shapes, seed, deviation)
+
+
+def _numbers(shapes: Any, seed: int, deviation: float) -> Any:
     rng = np.random.default_rng(seed)
 
     def numbers(keys: Any, x: Any) -> np.ndarray:
         path = path_of(keys)
-        spread = 0.0 if path.startswith(ADAPTERS) and path.endswith("/b") else 0.1
-        return (spread * rng.standard_normal(x.shape) + ("scale" in path)).astype(x.dtype)
+        own = 0.0 if path.startswith(ADAPTERS) and path.endswith("/b") else deviation
+        return (own * rng.standard_normal(x.shape) + ("scale" in path)).astype(x.dtype)
 
-    params = jax.tree_util.tree_map_with_path(numbers, shapes.params)
-    rest = zeros(shapes, seed)
-    opt = jax.tree.map(lambda x: x if np.issubdtype(x.dtype, np.integer) else x + x.dtype.type(moments), rest.opt)
-    return dataclasses.replace(rest, params=params, opt=opt)
+    return jax.tree_util.tree_map_with_path(numbers, shapes)
 
 
 def zeros(shapes: State, _: int) -> State:

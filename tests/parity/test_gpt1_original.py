@@ -14,6 +14,7 @@ from contexture.train.objectives import OBJECTIVES, WithLmLoss, loss
 from contexture.train.optim.optimizers import learning_rate, optimizer
 from contexture.train.options import OptimConfig
 from tests.helpers.parity_rule import assert_close, close
+from tests.helpers.random_runs import random_parameters
 
 V, P, D, H, N, L, B = 19, 11, 12, 3, 2, 7, 3
 CONFIG = GptConfig(vocab=V, length=P, layers=N, hidden=D, heads=H, ffn=4 * D, norm="post", one_table=True, dropout=0.0,
@@ -130,8 +131,8 @@ def test_the_alternatives_of_an_example_share_their_dropout():
     model = build(CONFIG, ("choice",))
     tokens = np.broadcast_to(np.arange(L, dtype=np.int32), (B, 2, L))
     batch = {"tokens": tokens, "mask": np.ones_like(tokens)}
-    params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
-    outputs: Any = model.apply({"params": params}, batch, dropout_key(0, jnp.int32(1), jnp.arange(B)))
+    params = random_parameters(model, batch)
+    outputs: Any = jax.jit(model.apply)({"params": params}, batch, dropout_key(0, jnp.int32(1), jnp.arange(B)))
     logits_BA = np.asarray(outputs.heads["choice"])
     assert (logits_BA[:, 0] == logits_BA[:, 1]).all() and len(set(logits_BA[:, 0].tolist())) == B
 
@@ -142,11 +143,12 @@ def test_a_pair_in_both_orders_is_read_from_the_sum_of_both():
     rng = np.random.default_rng(4)
     tokens = rng.integers(0, V, (B, 2, L)).astype(np.int32)
     batch = {"tokens": tokens, "mask": np.ones_like(tokens)}
-    params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
-    both: Any = model.apply({"params": params}, batch)
-    turned: Any = model.apply({"params": params}, {"tokens": tokens[:, ::-1], "mask": batch["mask"]})
-    one: Any = model.apply({"params": params}, {"tokens": tokens[:, 0], "mask": batch["mask"][:, 0]})
-    other: Any = model.apply({"params": params}, {"tokens": tokens[:, 1], "mask": batch["mask"][:, 1]})
+    params = random_parameters(model, batch)
+    apply = jax.jit(model.apply)
+    both: Any = apply({"params": params}, batch)
+    turned: Any = apply({"params": params}, {"tokens": tokens[:, ::-1], "mask": batch["mask"]})
+    one: Any = apply({"params": params}, {"tokens": tokens[:, 0], "mask": batch["mask"][:, 0]})
+    other: Any = apply({"params": params}, {"tokens": tokens[:, 1], "mask": batch["mask"][:, 1]})
     bias = params["heads_regress"]["bias"]
     assert_close(both.heads["regress"], turned.heads["regress"], rtol=1e-6, atol=1e-7)
     summed = one.heads["regress"] + other.heads["regress"] - bias[None]

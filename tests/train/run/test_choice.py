@@ -26,6 +26,7 @@ from tests.data.tasks.test_varying_alternatives import OPEN, words_of
 from tests.helpers.commands import devices, done, json_of, run_command
 from tests.helpers.jobs import evaluate_in_two_processes
 from tests.helpers.long import long
+from tests.helpers.random_runs import random_parameters
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SIZES: dict[str, Any] = {"vocab": 32, "length": 16, "layers": 2, "hidden": 16, "heads": 2, "ffn": 16}
@@ -73,9 +74,8 @@ def made(case: str) -> tuple[str, Any, Any, Any]:
     objective = WithMixPenalty(objective, head.mix_l2) if head.mix_l2 else objective
     model = build(config, objective.heads, 5, head)
     batch = held_out_of(family, questions_of(family, 5), 5).read(0)
-    params = jax.jit(model.init)(jax.random.key(0), {name: jnp.asarray(x) for name, x in batch.items()})["params"]
-    rng = np.random.default_rng(1)
-    return family, model, objective, jax.tree.map(lambda x: jnp.asarray(rng.normal(0, 0.2, x.shape), x.dtype), params)
+    batch = {name: jnp.asarray(x) for name, x in batch.items()}
+    return family, model, objective, random_parameters(model, batch, deviation=0.2)
 
 
 def scores(model: Any, objective: Any, params: Any, batch: dict[str, np.ndarray]) -> np.ndarray:
