@@ -97,7 +97,7 @@ def without_step_settings(run: Run) -> Run:
 def create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[], State], State, State]:
     """Returns (make, shapes, shardings) of a fresh state: `make()` returns it sharded over the mesh from the start."""
     optim, of_batch = without_step_settings(run).optim, (*batch_fields(run).items(), *batch_sizes(run, 1).items())
-    key = ("create", repr(model), mesh, optim, run.data.batch, of_batch)
+    key = ("create", repr(model), run.head, mesh, optim, run.data.batch, of_batch)
     jitted, shapes, shardings = shared(key, lambda: _create(model, run, mesh))
     return lambda: jitted(jax.random.key(run.seed)), shapes, shardings
 

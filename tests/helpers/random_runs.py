@@ -22,8 +22,8 @@ from contexture.train import loop
 from contexture.train.optim.lora import ADAPTERS
 from contexture.train.step import State
 from tests.helpers.commands import devices, done
+from tests.helpers.small_text import SUFFIX
 
-SUFFIX = {"classify": "tsv", "pairs": "csv", "regress": "jsonl", "tag": "conllu"}
 DEVIATIONS = {
     "bias": 0.01, "heads_span": 0.02, "heads_": 0.06, "query": 0.15, "key": 0.15, "value": 0.5,
     "['out']['kernel']": 0.5, "tokens": 0.5,

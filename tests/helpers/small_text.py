@@ -5,6 +5,9 @@ import json
 import random
 from pathlib import Path
 
+SUFFIX = {"classify": "tsv", "pairs": "csv", "regress": "jsonl", "tag": "conllu"}
+"""Of the files of each kind of task."""
+
 
 def write_text(folder: Path) -> None:
     """60 documents in two files; a blank line ends each."""

@@ -97,7 +97,7 @@ def refused(capsys: pytest.CaptureFixture[str], words: list[object], line: str) 
 
 @pytest.fixture(scope="module")
 def classified(place: Path) -> tuple[Path, str]:
-    """A classifier of three rows, one of them too long, and what was said: begun with a broken file, then mended.
+    """A classifier of three rows, one of them too long, and the log: first of a broken file, then of the corrected one.
     Its weights are drawn at random."""
     with pytest.MonkeyPatch.context() as patch, random_training(2):
         patch.chdir(place)
