@@ -20,6 +20,8 @@ from pathlib import Path
 from tests.mutants.origin import PACKAGES
 from tests.mutants.row import ROOT, Stale
 
+LONGEST = 240.0
+"""Seconds of tests that one fault may take: a line that each run passes has the fastest files of tests."""
 REACHED = ROOT / ".cache" / "reached"
 """coverage.sqlite and seconds.json of the quick suite, and the digest of what they were made of."""
 _OTHER = {
@@ -43,6 +45,10 @@ class Fault:
     old: str
     new: str
     tests: tuple[str, ...] = ()
+    """Those that reach the line."""
+    others: tuple[str, ...] = ()
+    """Those that reach other lines of the file. A cache of programs or of what was read may have kept them from this
+    line, when it was recorded what each test reaches."""
     seconds: float = 0.0
     """What the tests take without the fault."""
 
@@ -58,8 +64,8 @@ class Fault:
         lines[self.line - 1] = (raw[: self.start] + self.new.encode() + raw[self.end :]).decode()
         return "".join(lines)
 
-    def ids(self) -> tuple[str, ...]:
-        return self.tests
+    def rounds(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(tests for tests in (self.tests, self.others) if tests)
 
 
 def faults_of(file: str, source: str) -> list[Fault]:
@@ -209,29 +215,47 @@ def drawn(count: int, seed: int) -> list[Fault]:
 
 
 class Reached:
-    """Which tests reach a line, the fastest first."""
+    """Which tests reach a line."""
 
     def __init__(self) -> None:
         self._db = sqlite3.connect(REACHED / "coverage.sqlite")
-        self._seconds = {
-            name: spent[0] for name, spent in json.loads((REACHED / "seconds.json").read_text())["tests"].items()
-        }
+        spent = json.loads((REACHED / "seconds.json").read_text())["tests"]
+        self._seconds = {name: each[0] for name, each in spent.items()}
 
     def with_tests(self, fault: Fault) -> Fault:
-        tests = self._of_lines(fault.file, fault.line) or self._of_lines(fault.file, None)
-        seconds = {test: self._seconds.get(test, 1.0) for test in tests}
-        ordered = sorted(tests, key=lambda test: (seconds[test], test))
-        return replace(fault, tests=tuple(ordered), seconds=sum(seconds.values()))
+        """Returns the fault with its tests: no more than take LONGEST seconds, and as many others."""
+        reach_file = self._of_lines(fault.file, None)
+        # A line that is run at import, as a default is, has no test: all that reach the file are asked.
+        tests = self._of_lines(fault.file, fault.line) or reach_file
+        chosen, others = self._chosen(tests), self._chosen(reach_file - tests)
+        seconds = sum(self._seconds.get(test, 1.0) for test in chosen + others)
+        return replace(fault, tests=chosen, others=others, seconds=seconds)
+
+    def _chosen(self, tests: set[str]) -> tuple[str, ...]:
+        """Returns tests by file, so that what the tests of a file share is made once; the fastest files first."""
+        files: dict[str, list[tuple[float, str]]] = {}
+        for test in tests:
+            files.setdefault(test.partition("::")[0], []).append((self._seconds.get(test, 1.0), test))
+        chosen, spent = [], 0.0
+        for _, name in sorted((sum(seconds for seconds, _ in group), file) for file, group in files.items()):
+            for seconds, test in sorted(files[name]):
+                if not chosen or spent + seconds <= LONGEST:
+                    chosen.append(test)
+                    spent += seconds
+        return tuple(chosen)
 
     def _of_lines(self, file: str, line: int | None) -> set[str]:
-        """Returns the tests that reach a line, or any line of the file: one that is run at import has no test."""
+        """Returns the tests that reach a line, or any line of the file. What is reached while a fixture is made is
+        looked at by all tests of that test's file."""
         from coverage.numbits import numbits_to_nums
 
         tables = "line_bits join context on context.id = context_id join file on file.id = file_id"
         query = f"select context.context, numbits from {tables} where file.path = ?"
         rows = self._db.execute(query, (str(ROOT / file),))
-        names = {context.rpartition("|")[0] for context, bits in rows if line is None or line in numbits_to_nums(bits)}
-        return names - {""}
+        contexts = {context for context, bits in rows if line is None or line in numbits_to_nums(bits)} - {""}
+        made = {context.partition("::")[0] for context in contexts if context.endswith("|setup")}
+        names = {context.rpartition("|")[0] for context in contexts}
+        return names | {test for test in self._seconds if test.partition("::")[0] in made}
 
 
 def _digest() -> str:

@@ -149,7 +149,7 @@ class Runner:
             if key in self.kept:
                 return float(self.kept[key][0]), str(self.kept[key][1])
             started = time.monotonic()
-            code, output = run_tests(tree, row.ids(), 900.0)
+            code, output = run_tests(tree, row.rounds()[0], 900.0)
             wrong = "" if code == 0 else output or "no end in 900 s"
             seconds = round(time.monotonic() - started, 1)
             if not wrong:
@@ -166,11 +166,15 @@ class Runner:
         if wrong:
             return BROKEN, f"they fail without the fault:\n{wrong}"
         write(tree / row.file, mutated)
+        found, why = SURVIVED, ""
         try:
-            code, output = run_tests(tree, row.ids(), max(LEAST_TIMEOUT, 5 * seconds))
+            for tests in row.rounds():
+                found, why = verdict(*run_tests(tree, tests, max(LEAST_TIMEOUT, 5 * seconds)))
+                if found != SURVIVED:
+                    break
         finally:
             write(tree / row.file, whole)
-        return verdict(code, output)
+        return found, why
 
     def work(self, row: Mutant | Fault) -> None:
         tree, started = self.trees.get(), time.monotonic()
@@ -191,8 +195,8 @@ class Runner:
             self.results[row.name] = verdict, time.monotonic() - started
             print(f"[{len(self.results):3}/{self.total}] {verdict:12} {note:>6}  {row.name}", flush=True)
             if verdict not in GOOD:
-                more = len(row.ids()) - 5
-                shown = " ".join(row.ids()[:5]) + (f" and {more} more" if more > 0 else "")
+                tests = row.rounds()[0] if row.rounds() else ()
+                shown = " ".join(tests[:5]) + (f" and {len(tests) - 5} more" if len(tests) > 5 else "")
                 print(
                     f"    {row.file}: {row.old!r} → {row.new!r}\n    {shown}\n    {why}",
                     flush=True,

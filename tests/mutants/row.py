@@ -31,9 +31,9 @@ class Mutant:
             )
         return text.replace(self.old, self.new)
 
-    def ids(self) -> tuple[str, ...]:
-        """The tests as pytest names them."""
-        return tuple(f"tests/{test}" for test in self.tests)
+    def rounds(self) -> tuple[tuple[str, ...], ...]:
+        """The tests as pytest names them, in the order of its runs: here one run of all."""
+        return (tuple(f"tests/{test}" for test in self.tests),)
 
 
 def mutants_of(file: str, *rows: tuple[str, str, str, str]) -> tuple[Mutant, ...]:
