@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.mutants.origin import PACKAGES
 from tests.mutants.row import ROOT, Stale
 
-LONGEST = 240.0
+LONGEST = 100.0
 """Seconds of tests that one fault may take: a line that each run passes has the fastest files of tests."""
 REACHED = ROOT / ".cache" / "reached"
 """coverage.sqlite and seconds.json of the quick suite, and the digest of what they were made of."""

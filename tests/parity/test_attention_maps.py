@@ -11,9 +11,8 @@ from contexture.models.config import BertConfig, GptConfig
 from contexture.models.interchange.name_tables import BERT_HF, GPT1_HF, GPT2_HF
 from contexture.models.interchange.renaming import to_ours
 from tests.helpers.parity_rule import close
+from tests.parity.published_models import bert_of, draw, gpt_of, torch
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
 
 COUNT = 37
@@ -22,42 +21,9 @@ GPT2 = GptConfig(vocab=131, length=41, layers=3, hidden=48, heads=3, ffn=77)
 GPT1 = GptConfig(vocab=131, length=41, layers=3, hidden=48, heads=3, ffn=192, norm="post")
 
 
-def _gpt_settings(config: GptConfig) -> dict[str, Any]:
-    return {"vocab_size": config.vocab, "n_positions": config.length, "n_embd": config.hidden,
-            "n_layer": config.layers, "n_head": config.heads, "layer_norm_epsilon": config.eps,
-            "bos_token_id": None, "eos_token_id": None, "attn_implementation": "eager"}  # fmt: skip
-
-
-def _theirs(config: BertConfig | GptConfig) -> Any:
-    if isinstance(config, BertConfig):
-        return transformers.BertForPreTraining(
-            transformers.BertConfig(
-                vocab_size=config.vocab,
-                hidden_size=config.hidden,
-                num_hidden_layers=config.layers,
-                num_attention_heads=config.heads,
-                intermediate_size=config.ffn,
-                hidden_act="gelu",
-                max_position_embeddings=config.length,
-                type_vocab_size=config.segments,
-                layer_norm_eps=config.eps,
-                attn_implementation="eager",
-            )  # fmt: skip
-        )
-    if config.norm == "pre":
-        return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_inner=config.ffn, **_gpt_settings(config)))
-    return transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**_gpt_settings(config)))
-
-
 @pytest.mark.parametrize("config", [BERT, GPT2, GPT1], ids=["bert", "gpt2", "gpt1"])
 def test_every_map_is_that_of_transformers(config: BertConfig | GptConfig):
-    model = _theirs(config).eval()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(0.0, 0.2, generator=generator)
-            if ("ln_" in name or "LayerNorm" in name) and name.endswith("weight"):
-                parameter.add_(1.0)
+    model = draw(bert_of("BertForPreTraining", config) if isinstance(config, BertConfig) else gpt_of(config), 5)
     tensors = {n: x.detach().numpy().copy() for n, x in model.state_dict().items() if not n.endswith(".attn.bias")}
     params: Any
     if isinstance(config, BertConfig):

@@ -20,13 +20,11 @@ from contexture.models.model import build
 from contexture.train.objectives import OBJECTIVES, loss
 from tests.helpers.parity_rule import off as off_by
 from tests.helpers.parity_rule import worst
+from tests.parity.published_models import bert_of, draw, torch, transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
 
 OBJECTIVE = OBJECTIVES["mlm_nsp"]
-ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_new"}  # gelu_pytorch_tanh is the same function, and is tried below
 CONFIGS = {
     "3 layers, 3 heads of 16, odd ffn": BertConfig(
         vocab=131, length=41, segments=2, layers=3, hidden=48, heads=3, ffn=77, gelu="erf", unroll=1
@@ -78,32 +76,6 @@ def _batch(config: BertConfig, rng: np.random.Generator) -> dict[str, np.ndarray
         "is_random": np.array([0, 1, 1, 0, 1], np.int32),
         "valid": np.ones(B, np.float32),
     }
-
-
-def _theirs(config: BertConfig) -> Any:
-    published = transformers.BertConfig(
-        vocab_size=config.vocab,
-        hidden_size=config.hidden,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        intermediate_size=config.ffn,
-        hidden_act=ACTIVATIONS[config.gelu],
-        max_position_embeddings=config.length,
-        type_vocab_size=config.segments,
-        layer_norm_eps=config.eps,
-        pad_token_id=None,  # else torch gives the padding's row no gradient, which the original does
-        attn_implementation="eager",
-    )
-    return transformers.BertForPreTraining(published).eval()
-
-
-def _draw(model: Any, generator: Any) -> None:
-    """Kernels and tables of deviation 0.2; norms about one and biases about zero, all random."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(0.0, 0.2, generator=generator)
-            if name.endswith("LayerNorm.weight"):
-                parameter.add_(1.0)
 
 
 def _run_theirs(model: Any, batch: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -167,8 +139,7 @@ def _run_ours(config: BertConfig, params: Any, batch: Any) -> tuple[dict[str, np
 @pytest.fixture(scope="module", params=CONFIGS)
 def both(request: pytest.FixtureRequest) -> Both:
     config = CONFIGS[request.param]
-    theirs = _theirs(config)
-    _draw(theirs, torch.Generator().manual_seed(len(request.param)))
+    theirs = draw(bert_of("BertForPreTraining", config), len(request.param))
     tensors = {name: x.numpy().copy() for name, x in theirs.state_dict().items()}
     batch = _batch(config, np.random.default_rng(3))
     got, got_grads = _run_ours(config, to_ours(BERT_HF, tensors, bert.sizes(config)), batch)

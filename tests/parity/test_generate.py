@@ -8,9 +8,8 @@ from contexture.models import decode, gpt
 from contexture.models.config import GptConfig, Sampling
 from contexture.models.interchange.name_tables import GPT1_HF, GPT2_HF
 from contexture.models.interchange.renaming import to_ours
+from tests.parity.published_models import draw, torch, transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
 
 TOKENS, MODELS = 40, 20
@@ -31,15 +30,10 @@ def _models(norm: str, count: int):
                   "n_layer": int(rng.integers(1, 4)), "bos_token_id": None, "eos_token_id": None,
                   "attn_implementation": "eager"}  # fmt: skip
         if norm == "pre":
-            model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**common)).eval().double()
+            model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**common)).eval()
         else:
-            model = transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**common)).eval().double()
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.normal_(0.0, 0.5, generator=generator)
-                if "ln_" in name and name.endswith("weight"):
-                    parameter.add_(1.0)
+            model = transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**common)).eval()
+        model = draw(model.double(), seed, deviation=0.5)
         lengths = rng.integers(1, 20, 3)
         prompts = [rng.integers(0, common["vocab_size"], n) for n in lengths]
         written = []

@@ -20,9 +20,8 @@ from contexture.models.interchange.renaming import to_ours, to_theirs
 from contexture.models.model import build
 from contexture.train.objectives import OBJECTIVES, loss
 from tests.helpers.parity_rule import close
+from tests.parity.published_models import draw, gpt_of, torch
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
 
 OBJECTIVE = OBJECTIVES["lm"]
@@ -53,24 +52,6 @@ def _batch(config: GptConfig) -> dict[str, np.ndarray]:
     weights = (np.arange(L) < lengths[:, None] - 1).astype(np.float32)  # the last token's successor is not asked for
     return {"tokens": tokens[:, :-1], "next": tokens[:, 1:], "mask": mask, "next_weights": weights,
             "valid": np.ones(B, np.float32)}  # fmt: skip
-
-
-def _theirs(config: GptConfig) -> Any:
-    common: dict[str, Any] = {"vocab_size": config.vocab, "n_positions": config.length, "n_embd": config.hidden,
-                              "n_layer": config.layers, "n_head": config.heads, "layer_norm_epsilon": config.eps,
-                              "bos_token_id": None, "eos_token_id": None, "attn_implementation": "eager"}  # fmt: skip
-    if config.norm == "pre":
-        return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_inner=config.ffn, **common)).eval()
-    return transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**common)).eval()
-
-
-def _draw(model: Any) -> None:
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(0.0, 0.2, generator=generator)
-            if "ln_" in name and name.endswith("weight"):
-                parameter.add_(1.0)
 
 
 def _run_theirs(model: Any, batch: dict[str, np.ndarray]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -113,8 +94,7 @@ def test_every_state_loss_and_gradient_is_theirs(
     config, batch = CONFIGS[name], _batch(CONFIGS[name])
     if parts == "in parts":
         monkeypatch.setattr(softmax, "MAX_LOGITS", B * config.vocab)  # one column at a time
-    model, table = _theirs(config), GPT2_HF if config.norm == "pre" else GPT1_HF
-    _draw(model)
+    model, table = draw(gpt_of(config), 7), GPT2_HF if config.norm == "pre" else GPT1_HF
     theirs = {n: x.detach().numpy().copy() for n, x in model.state_dict().items() if not n.endswith(".attn.bias")}
     params = to_ours(table, theirs, gpt.sizes(config))
     back = to_theirs(table, params, gpt.sizes(config))

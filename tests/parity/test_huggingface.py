@@ -6,7 +6,6 @@ float64, so that only this side's float32 noise is left.
 """
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,8 @@ from contexture.train.objectives import objective_of
 from contexture.train.run_file import read
 from tests.helpers.commands import done
 from tests.helpers.parity_rule import close
+from tests.parity.published_models import draw, torch, transformers
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 pytestmark = [
     pytest.mark.parity,
@@ -86,14 +84,7 @@ def made(name: str, odd: str) -> Any:
     else:
         usual = {"vocab_size": 258, "n_positions": 23, "bos_token_id": None, "eos_token_id": None, **labels}
         config = kind.config_class(**{**usual, **GPT_ODD[odd]}, attn_implementation="eager")
-    model = kind(config).eval()
-    generator = torch.Generator().manual_seed(len(odd))
-    with torch.no_grad():
-        for path, parameter in model.named_parameters():
-            parameter.normal_(0.0, 0.2, generator=generator)
-            if re.search(r"(LayerNorm|ln_.)\.weight$", path):
-                parameter.add_(1.0)
-    return model
+    return draw(kind(config).eval(), len(odd))
 
 
 def vocabulary(folder: Path, gpt: int) -> None:

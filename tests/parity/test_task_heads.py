@@ -16,9 +16,8 @@ from contexture.models.interchange.renaming import NameTable, to_ours, to_theirs
 from contexture.models.model import build
 from contexture.train.objectives import OBJECTIVES, loss
 from tests.helpers.parity_rule import close
+from tests.parity.published_models import bert_of, draw, torch
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.parity
 
 CONFIG = BertConfig(vocab=71, length=23, segments=2, layers=2, hidden=36, heads=3, ffn=50, gelu="erf")
@@ -26,26 +25,8 @@ B, L, C = 5, 19, 7
 
 
 def theirs(kind: str) -> Any:
-    published = transformers.BertConfig(
-        vocab_size=CONFIG.vocab,
-        hidden_size=CONFIG.hidden,
-        num_hidden_layers=CONFIG.layers,
-        num_attention_heads=CONFIG.heads,
-        intermediate_size=CONFIG.ffn,
-        max_position_embeddings=CONFIG.length,
-        pad_token_id=None,
-        attn_implementation="eager",
-        num_labels=1 if kind == "regress" else C,
-    )
-    made = transformers.BertForTokenClassification if kind == "tag" else transformers.BertForSequenceClassification
-    model = made(published).eval()
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(0.0, 0.2, generator=generator)
-            if name.endswith("LayerNorm.weight"):
-                parameter.add_(1.0)
-    return model.double()
+    name = "BertForTokenClassification" if kind == "tag" else "BertForSequenceClassification"
+    return draw(bert_of(name, CONFIG, num_labels=1 if kind == "regress" else C), 3).double()
 
 
 def table(kind: str) -> NameTable:
