@@ -17,6 +17,10 @@ from contexture.requests import GenerationRequest, arguments, several
 from contexture.train.errors import ConfigError
 
 
+def test_every_name_that_the_package_gives_is_there():
+    assert set(requests.__all__) <= set(dir(requests))
+
+
 @pytest.mark.parametrize(
     ("argv", "prompts"),
     [

@@ -1,6 +1,7 @@
 """Every metric says which way it is better, and the best checkpoint is chosen by that."""
 
 import dataclasses
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from contexture.train.evaluation.best import Best, note_better, unigram_baseline
 from contexture.train.evaluation.evaluate import measured
 from contexture.train.evaluation.predictions import metric_names
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes, objective_of
+from contexture.train.plan.chips import CHIPS, Chip
 from contexture.train.run import throughput
 from contexture.train.run.throughput import PEAK_FLOPS, ThroughputMeter, peak_flops, unknown_peak
 from tests.helpers.long import long
@@ -106,16 +108,27 @@ def test_the_best_is_the_lowest_or_the_highest_as_its_metric_wants(metric: str):
     assert best.step == (3 if lower else 2)
 
 
-@pytest.mark.parametrize(
-    ("kind", "peak"),
-    [("NVIDIA H100 80GB HBM3", 989e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 NVL", 835e12),
-     ("NVIDIA H200", 989e12), ("NVIDIA H200 NVL", 835e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA L4", 121e12),
-     ("NVIDIA L40", 181e12), ("NVIDIA L40S", 362e12), ("TPU v5 lite", 197e12), ("TPU v5p", 459e12),
-     ("TPU v6 lite", 918e12), ("TPU v3", 61.5e12), ("TPU v2", 22.5e12), ("TPU7x", 1153.5e12)],
-)  # fmt: skip
-def test_a_devices_peak_is_its_own(kind: str, peak: float):
+DATA_SHEETS = {
+    "B200": 2250e12, "H[12]00 NVL": 835e12, "H200|H100 80GB HBM3": 989e12, "H100 PCIe": 756e12, "A100.*": 312e12,
+    "L40S": 362e12, "L40": 181e12, "L4": 121e12, "V100-SXM2-..GB": 125e12, "V100-PCIE-..GB": 112e12,
+    "v?7x": 2307e12 / 2, "v6( lite|e)": 918e12, "v5p?": 459e12, "v5( lite|e)": 197e12, "v4": 275e12,
+    "v3": 123e12 / 2, "v2": 45e12 / 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PEAK_FLOPS)
+def test_a_devices_peak_is_that_of_its_data_sheet(kind: str):
     """Of a jax device: half of a TPU v3's chip."""
-    assert peak_flops(kind) == peak
+    peaks = [peak for name, peak in DATA_SHEETS.items() if re.fullmatch(f"(NVIDIA |Tesla |TPU ?)({name})", kind)]
+    assert [peak_flops(kind)] == peaks
+
+
+@pytest.mark.parametrize(
+    "chip", [chip for chip in CHIPS.values() if chip.name not in ("t4", "rtx4090")], ids=lambda chip: chip.name
+)
+def test_a_plan_and_a_run_know_the_same_peak(chip: Chip):
+    named = re.search(r'device_description_str: "(.*)"', chip.target)
+    assert peak_flops(named[1] if named else f"TPU {chip.name}") == chip.bf16
 
 
 def test_a_device_of_another_name_has_no_peak():
