@@ -1,5 +1,6 @@
-"""What the end of a run reports."""
+"""What the start and the end of a run report."""
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,11 +9,14 @@ from typing import Any
 import pytest
 
 from contexture.cli.parse import parse
+from contexture.data.config import TaskConfig
+from contexture.models.config import BertConfig
 from contexture.train.config import Run
 from contexture.train.evaluation.best import Best
+from contexture.train.options import OptimConfig
 from contexture.train.run.folder import as_option
 from contexture.train.run_file import difference
-from contexture.train.summary import log_end
+from contexture.train.summary import _rate_note, log_end
 from tests.helpers.logs import logged
 
 
@@ -61,3 +65,19 @@ def test_a_setting_that_differs_is_reported_as_it_is_given(words: list[str]):
     given, recipe = parse(Run, words, "pretrain", Run()), Run()
     ((name, (value, _)),) = difference(given, recipe).items()
     assert as_option(name, value) == " ".join(words)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden", "given", "said"),
+    [
+        ("classify", 64, None, True),
+        ("classify", 768, None, False),
+        ("classify", 64, 2e-4, False),
+        ("off", 64, None, False),
+    ],
+)
+def test_a_rate_that_was_raised_for_a_small_model_is_said(kind, hidden, given, said):
+    recipe = Run(task=TaskConfig(kind=kind), model=BertConfig(hidden=hidden, heads=4))
+    run = recipe if given is None else dataclasses.replace(recipe, optim=OptimConfig(peak_lr=given))
+    assert recipe.optim.peak_lr != 2e-4
+    assert _rate_note(run, recipe).startswith(f"learning rate {run.optim.peak_lr:g}: the papers' for 768") == said

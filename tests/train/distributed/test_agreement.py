@@ -52,6 +52,20 @@ def test_a_failure_of_one_process_is_raised_in_all(monkeypatch):
         processes.together(lambda: 1 // 0, CheckpointError)
 
 
+def test_a_process_that_has_finished_says_so_by_its_number(monkeypatch):
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(processes, "_job", SimpleNamespace(finished=False, exit_code=None))
+    monkeypatch.setattr(processes, "_set", lambda name, text: told.append((name, text)))
+    monkeypatch.setattr(processes, "_me", lambda: 3)
+    for joined, count, says in ((False, 4, []), (True, 1, []), (True, 4, [("done/3", "")])):
+        monkeypatch.setattr("jax.distributed.is_initialized", lambda joined=joined: joined)
+        monkeypatch.setattr(processes, "_count", lambda count=count: count)
+        processes.finished(5)
+        assert told == says and (processes._job.finished, processes._job.exit_code) == (
+            (True, 5) if says else (False, None)
+        )
+
+
 @pytest.mark.parametrize("name", ["tokenizer", "data"])
 def test_a_run_is_not_described_by_other_data_than_it_was_started_with(name, tmp_path):
     tokenizer, data = SimpleNamespace(fingerprint="a" * 64), SimpleNamespace(fingerprint="b" * 64)
