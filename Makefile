@@ -47,7 +47,7 @@ $(OLDEST): requirements-oldest.lock pyproject.toml
 	touch $@
 
 test: $(STAMP)    ## the quick suite on two cores, with its processor time by file
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(if $(CI),--budget)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(if $(BUDGET),--budget)
 
 test-oldest: $(OLDEST) ## the same on the lowest versions that pyproject.toml allows
 	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal

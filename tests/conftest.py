@@ -142,6 +142,16 @@ def programs_are_dropped() -> Iterator[None]:
         gc.collect()
 
 
+@pytest.fixture
+def own_programs() -> Iterator[None]:
+    """Nothing is compiled before, and nothing is kept: for tests that count compilations, or compile in an odd way."""
+    from contexture.train.compilation import programs
+
+    programs.forget()
+    yield
+    programs.forget()
+
+
 @pytest.fixture(scope="module")
 def one_device():
     """The commands of this module, called in this process, see one device: eight are compiled for at twice the time."""

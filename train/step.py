@@ -188,6 +188,9 @@ def train_step(model: Model, objective: Objective, run: Run, shardings: State) -
 
 
 def _encoder(model: Model, run: Run, mesh: Mesh) -> Encoder | None:
+    """Returns the program of a run's frozen backbone; None where its steps run the backbone themselves."""
+    if not run.reads_features:
+        return None
     return shared(("encoder", *_key(model, run, mesh)), lambda: make_encoder(model, run, mesh))
 
 

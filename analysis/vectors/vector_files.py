@@ -81,7 +81,7 @@ def _check_free(file: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def vectors_file(file: Path, of: Of = "tokens", layers: str = "all") -> Iterator[Write]:
+def vectors_file(file: Path, of: Of, layers: str) -> Iterator[Write]:
     """Opens a file of vectors, of a kind by its name. `resolve` checks name and options.
 
     *.hdf5         a dataset for each line, by its number from 0: the original ELMo's layout. Its attribute `words` or

@@ -24,6 +24,7 @@ from contexture.data.pretraining.sentence_pairs import FIELDS, HeldOutPairs, Pai
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tokenizers.wordpiece import WordPiece
+from tests.helpers.long import long
 from tests.helpers.slow_pairs import as_text, guesses, instances_of, random_documents, truncate, vocabulary
 
 ROOT = Path(__file__).parents[2]
@@ -112,11 +113,12 @@ def test_fields_are_as_announced(batches: PairBatches):
         check_fields(batch, {"valid": "i32 B"})
 
 
+@pytest.mark.parametrize("count", [40, *long(200)])
 @pytest.mark.parametrize("readers", [1, 2, 4])
 @pytest.mark.parametrize("how", ["strided", "contiguous"])
-def test_any_number_of_readers_read_the_sequential_walk(shards, config, batches, readers: int, how: str):
-    """40 random steps, read by each reader in an order of its own, against one reader going step by step."""
-    steps = Random(readers).sample(range(1000), 40)
+def test_any_number_of_readers_read_the_sequential_walk(shards, config, batches, readers: int, how: str, count: int):
+    """Random steps, read by each reader in an order of its own, against one reader going step by step."""
+    steps = Random(readers).sample(range(1000), count)
     walk = {step: batches.read(step) for step in sorted(steps)}
     parts = []
     for reader in range(readers):
@@ -124,7 +126,7 @@ def test_any_number_of_readers_read_the_sequential_walk(shards, config, batches,
         rows = np.arange(8)[reader::readers] if how == "strided" else np.split(np.arange(8), readers)[reader]
         own = steps[reader:] + steps[:reader]
         parts.append((rows, {step: mine.read(step, rows) for step in own}))
-        assert mine.rows_read == 40 * len(rows)
+        assert mine.rows_read == count * len(rows)
     for step in steps:
         for rows, read in parts:
             for name, array in read[step].items():

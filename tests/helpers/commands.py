@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,11 +31,14 @@ def done(*words: object) -> None:
 
 
 def json_of(*words: object) -> dict[str, Any]:
-    """What --json prints of one command in this process, which succeeds."""
+    """What --json prints of one command in this process, which succeeds: also the place of its results, where given."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         done(*words, "--json")
-    return json.loads(out.getvalue())
+    printed = json.loads(out.getvalue())
+    if isinstance(printed, dict) and "--to" in words:
+        assert Path(printed["to"]).name == Path(str(words[words.index("--to") + 1])).name or words[0] == "probe"
+    return printed
 
 
 def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:

@@ -14,11 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from contexture.models.layers.stacked import unstack_layers
 from contexture.models.model import Model
 from contexture.models.shapes import path_of
 from contexture.train import loop
+from contexture.train.config import Run
 from contexture.train.optim.lora import ADAPTERS
 from contexture.train.step import State
 from tests.helpers.commands import devices, done
@@ -33,9 +35,13 @@ DEVIATIONS = {
 
 def drawn(shapes: State, seed: int = 0, moments: float = 0.0) -> State:
     """A first state of these shapes: numbers of deviation 0.1, norms about one, moments as given; adapters add zero."""
-    params, rest = _numbers(shapes.params, seed, 0.1), zeros(shapes, seed)
-    opt = jax.tree.map(lambda x: x if np.issubdtype(x.dtype, np.integer) else x + x.dtype.type(moments), rest.opt)
-    return dataclasses.replace(rest, params=params, opt=opt)
+    state = dataclasses.replace(zeros(shapes, seed), params=_numbers(shapes.params, seed, 0.1))
+    return _with_moments(state, moments)
+
+
+def _with_moments(state: State, moments: float) -> State:
+    opt = jax.tree.map(lambda x: x if np.issubdtype(x.dtype, np.integer) else x + x.dtype.type(moments), state.opt)
+    return dataclasses.replace(state, opt=opt)
 
 
 def random_parameters(model: Model, batch: Any, seed: int = 0, deviation: float = 0.5) -> Any:
@@ -64,9 +70,10 @@ def first_states(make: Callable[[State, int], State] = drawn) -> Iterator[None]:
     """Trainings in this process begin with states made of their shapes and seed, which nothing is compiled for."""
     created = loop.create
 
-    def create(*words: Any) -> tuple[Callable[[], State], State, State]:
-        _, shapes, shardings = created(*words)
-        return lambda: jax.device_put(make(shapes, words[1].seed), shardings), shapes, shardings
+    def create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[], State], State, State]:
+        _, shapes, shardings = created(model, run, mesh)
+        moments = float(run.optim.name == "adagrad")  # its sums begin at 1
+        return lambda: jax.device_put(_with_moments(make(shapes, run.seed), moments), shardings), shapes, shardings
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "create", create)

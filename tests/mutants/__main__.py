@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.mutants.origin import PACKAGES
 from tests.mutants.row import ROOT, Mutant, Stale
 from tests.mutants.tables import MUTANTS
@@ -32,7 +35,9 @@ from tests.random_faults import Fault, drawn
 KILLED, SURVIVED, STALE, BROKEN, TIMEOUT = "killed", "SURVIVED", "STALE", "BROKEN TESTS", "killed (timeout)"
 GOOD = (KILLED, TIMEOUT)
 KEPT = ROOT / ".cache" / "mutants.json"
-LEAST_TIMEOUT = 120.0
+LEAST_TIMEOUT = 240.0
+"""Seconds: also of the runs that tests share, which are trained once in each run of the tests."""
+NOT_FOUND = int(pytest.ExitCode.USAGE_ERROR)
 _STAMPS = itertools.count(1_000_000_000)
 
 
@@ -86,6 +91,8 @@ def run_tests(tree: Path, ids: tuple[str, ...], timeout: float) -> tuple[int | N
     )
     try:
         out, _ = process.communicate(timeout=timeout)
+        if re.search("^ERROR: not found: ", out, re.M):  # the code is another one where a plug-in warns behind it
+            return NOT_FOUND, "\n".join(out.splitlines()[-12:])
         return process.returncode, "\n".join(out.splitlines()[-12:])
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
@@ -120,8 +127,9 @@ class Runner:
     def key(self, row: Mutant | Fault, mutated: bool = True) -> str:
         """A digest of the row, the file that it mutates and the files of its tests; or of the tests and all the code,
         for how they fare without a fault. Of the copy, so that a change while the rows are run is for the next run."""
-        tests = {test.partition("::")[0] for test in row.tests} | {"conftest.py", "helpers/parity_rule.py"}
-        files = [self.root / "tests" / name for name in sorted(tests)]
+        tests = {self.root / test.partition("::")[0] for tests in row.rounds() for test in tests}
+        around = {folder / "conftest.py" for test in tests for folder in test.parents if self.root in folder.parents}
+        files = [*sorted(tests | around), *sorted((self.root / "tests" / "helpers").rglob("*.py"))]
         if mutated:
             files.append(self.root / row.file)
         else:
@@ -129,7 +137,7 @@ class Runner:
                 files += sorted((self.root / package).glob("**/*.py"))
         digest = hashlib.sha256(repr(row if mutated else row.tests).encode())
         for file in files:
-            digest.update(file.read_bytes() if file.is_file() else b"missing")
+            digest.update(file.read_bytes() if file.is_file() else b"")
         return digest.hexdigest()
 
     def keep(self, key: str, *result: str | float) -> None:
@@ -170,7 +178,7 @@ class Runner:
         try:
             for tests in row.rounds():
                 code, output = run_tests(tree, tests, timeout := max(LEAST_TIMEOUT, 5 * seconds))
-                if code == 4:  # the cases of a test may be made of the code: one is gone with the fault
+                if code == NOT_FOUND:  # the cases of a test may be made of the code: one is gone with the fault
                     functions = tuple(dict.fromkeys(test.partition("[")[0] for test in tests))
                     code, output = run_tests(tree, functions, timeout)
                 found, why = verdict(code, output)

@@ -53,10 +53,8 @@ class Encoder:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
-def make_encoder(model: Model, run: Run, mesh: Mesh) -> Encoder | None:
-    """Returns the program of a run's frozen backbone; None where its steps run the backbone themselves."""
-    if not run.reads_features:
-        return None
+def make_encoder(model: Model, run: Run, mesh: Mesh) -> Encoder:
+    """Returns the program of a run's frozen backbone."""
     reads = FAMILIES[type(run.model)].fields
     layers, pooled = model.layers_read(), model.reads_pooled()
     dtype = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[run.model.dtype]

@@ -12,8 +12,8 @@ T = TypeVar("T")
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 """The shapes of a batch's arrays, in the order of their names."""
 
-MOST = 32
-"""So many functions are kept, with their programs: those of about ten runs that differ in more than rate and seed."""
+MOST = 16
+"""So many functions are kept, with their programs: those of about five runs that differ in more than rate and seed."""
 _kept: OrderedDict[Hashable, Any] = OrderedDict()
 _lock = threading.Lock()
 

@@ -20,8 +20,8 @@ def learn(
     size: int,
     lowercase: bool,
     cancel: CancelToken,
-    documents: str = "files",
-    split: str = "spaces",
+    documents: str,
+    split: str,
     marks: LostMarks | None = None,
 ) -> Tokenizer:
     """Returns a vocabulary of at most `size` tokens, learned on these files.

@@ -20,7 +20,7 @@ from contexture.train.interchange.allennlp_bilm import write_bilm_weights
 
 
 def _write(file: Path, texts: list[str], vectors: np.ndarray) -> None:
-    with vectors_file(file) as write:
+    with vectors_file(file, "tokens", "all") as write:
         for text, row in zip(texts, vectors, strict=True):
             write(text, row)
 
@@ -131,7 +131,7 @@ def test_a_disk_that_is_full_is_an_error_that_leaves_nothing(tmp_path, suffix, r
     with (
         pytest.raises(OSError, match=rf"File too large: '.*/v\{suffix}'"),
         files_of_at_most(room),
-        vectors_file(tmp_path / f"v{suffix}") as write,
+        vectors_file(tmp_path / f"v{suffix}", "tokens", "all") as write,
     ):
         for _ in range(400):
             array = rng.standard_normal(shape, np.float32)
@@ -141,7 +141,7 @@ def test_a_disk_that_is_full_is_an_error_that_leaves_nothing(tmp_path, suffix, r
 
 def test_datasets_of_hdf5_are_read_as_they_were_written(tmp_path):
     arrays = [np.arange(n * 7.0, dtype=np.float32).reshape(n, 7) for n in [*range(40), 3000]]
-    with vectors_file(tmp_path / "v.hdf5") as write:
+    with vectors_file(tmp_path / "v.hdf5", "tokens", "all") as write:
         for array in arrays:
             write("", array)
     with h5py.File(tmp_path / "v.hdf5") as opened:
@@ -159,7 +159,7 @@ def test_the_names_of_a_line_of_any_length_stand_beside_its_vectors(tmp_path):
     """Also where they are more than an attribute of HDF5's first format holds."""
     lines = [[], ["a", "äö", "b" * 200], [f"w{number}" for number in range(9000)]]
     for name in ("v.hdf5", "v.npz"):
-        with vectors_file(tmp_path / name, "words") as write:
+        with vectors_file(tmp_path / name, "words", "all") as write:
             for line in lines:
                 write("", np.ones((2, len(line), 1), np.float32), line)
     with h5py.File(tmp_path / "v.hdf5") as opened, np.load(tmp_path / "v.npz") as arrays:
@@ -215,7 +215,7 @@ def test_word2vecs_form_is_read_as_a_file_of_word_vectors(tmp_path):
 @pytest.mark.parametrize("name", ["", " a", "a b", "\t"])
 def test_a_name_with_a_space_has_no_place_in_word2vecs_form(tmp_path, name):
     with pytest.raises(DataError, match="line 2: the token .* has a space or is empty, and word2vec's format"), (
-        vectors_file(tmp_path / "v.txt")) as write:  # fmt: skip
+        vectors_file(tmp_path / "v.txt", "tokens", "all")) as write:  # fmt: skip
         write("a", ROWS[:1], ["a"])
         write(name, ROWS[:1], [name])
     assert not any(tmp_path.iterdir())

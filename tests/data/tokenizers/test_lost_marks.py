@@ -29,6 +29,14 @@ def test_marks_of_letters_are_told_from_accents(text: str, lost: bool):
     assert bool(marks.warning("the text", "")) == lost
 
 
+def test_the_share_and_the_three_commonest_of_them_are_said():
+    marks = LostMarks()
+    marks.add("कि की के कु की के कु के कु कु abcdefghijklmnopqrs")  # ु four times, े three, ी two, ि one
+    said = marks.warning("the text", "mend it")
+    assert said.startswith(f"the text: {10 / 49:.1%} of the characters lose a vowel") and said.endswith("; mend it")
+    assert "(as 'ु', 'े', 'ी')" in said
+
+
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_a_lower_case_vocabulary_loses_them_and_a_cased_one_does_not(tmp_path: Path, lowercase: bool):
     """Learned, and given for the text of a pretraining."""

@@ -7,16 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from jax.ad_checkpoint import print_saved_residuals
 
 from contexture.models.config import Quantization
+from contexture.models.layers.blocks import Linear
 from contexture.models.layers.matmul import matmul, quantized_matmul
 from contexture.models.layers.remat import POLICIES
 from tests.helpers.jaxprs import equations
 from tests.helpers.long import long
-from tests.helpers.parity_rule import assert_close, close
+from tests.helpers.parity_rule import assert_close, assert_differs, close
 
 KINDS: tuple[Quantization, ...] = ("int8", "fp8")
 LARGEST = {"int8": 127.0, "e4m3": 448.0, "e5m2": 57344.0}
@@ -52,6 +54,18 @@ def drawn(seed: int, T: int, D: int, F: int) -> list[Any]:
     draw = np.random.default_rng(seed)
     shapes, scales = ((T, D), (D, F), (T, F)), (1.0, 0.02, 1e-5)
     return [(draw.normal(size=shape) * scale).astype(np.float32) for shape, scale in zip(shapes, scales, strict=True)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_linear_multiplies_as_its_quantization_says(kind):
+    x_BLD, kernel_DHK, _ = drawn(1, 6, 8, 12)
+    x_BLD, kernel_DHK = x_BLD.reshape(2, 3, 8), kernel_DHK.reshape(8, 3, 4)
+    linear = partial(Linear, "BLD,DHK->BLHK", {"D": 8, "H": 3, "K": 4}, nn.initializers.zeros)
+    params = {"params": {"kernel": kernel_DHK, "bias": np.ones((3, 4), np.float32)}}
+    y_BLHK, whole_BLHK = (linear(quantization=of).apply(params, x_BLD) for of in (kind, "none"))
+    expected = 1 + quantized_matmul(jnp.asarray(x_BLD.reshape(6, 8)), jnp.asarray(kernel_DHK.reshape(8, 12)), kind)
+    assert_close(np.asarray(y_BLHK).reshape(6, 12), expected, atol=1e-7)
+    assert_differs(y_BLHK, whole_BLHK, 1e-4)
 
 
 @partial(jax.jit, static_argnums=3)

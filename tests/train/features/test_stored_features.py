@@ -226,7 +226,7 @@ def test_the_runs_of_a_grid_share_what_is_computed(tiny_run, files, tmp_path, co
     words = words_of(tiny_run, files, "classify", "--steps", "4")
     at = words.index("--optim.peak-lr")
     with random_training(4):
-        done(*words[:at], *words[at + 2 :], "--grid", "lr=1e-2,1e-3", "--dir", tmp_path / "grid")
+        done(*words[:at], *words[at + 2 :], "--grid", "lr=1e-2,1e-3", "--seeds", "2", "--dir", tmp_path / "grid")
     assert sum(counted) == 90 + 41
     # So few examples are all tried, at each of three lengths.
     assert tried[: 3 * 90] == 3 * list(range(90))

@@ -16,6 +16,7 @@ from contexture.models.model import build, example
 from contexture.models.shapes import by_path
 from contexture.train import mesh as meshes
 from contexture.train import step as steps
+from contexture.train.compilation import programs
 from contexture.train.config import Run
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
 from contexture.train.optim.row_updates import select_rows
@@ -67,9 +68,11 @@ def stepper(shape: tuple[int, int, int], accumulate: int, whole: bool) -> tuple[
     run = dataclasses.replace(RUN, optim=dataclasses.replace(RUN.optim, accumulate=accumulate))
     mesh = meshes.build(MeshConfig(data=shape[0], fsdp=shape[1], tensor=shape[2]), jax.devices()[: int(np.prod(shape))])
     objective = OBJECTIVES["bilm"]
+    programs.forget()  # a step of the whole table has the settings of one by rows, whose program it would get
     with jax.set_mesh(mesh):
         _, shapes, shardings = steps.create(build(run.model, objective.heads), run, mesh)
         step = steps.train_step(build(run.model, objective.heads), objective, run, shardings)
+    programs.forget()
     return mesh, drawn(shapes, moments=1.0), shardings, step
 
 
@@ -124,6 +127,7 @@ def dense(by_rows) -> tuple[list[Any], list[Any]]:
 
 def test_a_step_by_rows_is_the_step_on_the_whole_table(by_rows, dense):
     """Parameters, accumulators, the norm that the gradient is clipped at, the loss."""
+    assert stepper((1, 1, 1), 1, False)[3].jitted is not stepper((1, 1, 1), 1, True)[3].jitted
     assert all(metrics["grad_norm"] * RUN.optim.gradient_scale > RUN.optim.clip for metrics in by_rows[0])
     near(by_rows[0], dense[0])
     for got, expected in zip(by_rows[1], dense[1], strict=True):

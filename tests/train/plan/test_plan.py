@@ -16,7 +16,6 @@ from jax.core import Tracer
 from contexture import configs
 from contexture.cli import main as cli
 from contexture.train import mesh as meshes
-from contexture.train.compilation import programs
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError, install_hint
 from contexture.train.plan import topology as topologies
@@ -232,8 +231,8 @@ def test_options_of_xla_reach_the_step_and_the_users_win(monkeypatch):
     }  # fmt: skip
 
 
+@pytest.mark.usefixtures("own_programs")
 def test_the_step_is_compiled_with_these_options(monkeypatch):
-    programs.forget()
     monkeypatch.setitem(meshes._COMPILER_OPTIONS, "cpu", {"xla_no_such": 1})
     with pytest.raises(ConfigError, match="the step does not compile for these devices: .*xla_no_such"):
         plan(tiny(), topology("cpu:8"), "bert.tiny")

@@ -76,7 +76,8 @@ def test_the_references_arrays_of_all_weights_are_seen(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shape", [(1, 8, 1), pytest.param((2, 2, 2), marks=pytest.mark.long)])
+@pytest.mark.usefixtures("own_programs")
+@pytest.mark.parametrize("shape", [(1, 8, 1), (2, 2, 2)])
 def test_no_chunk_of_positions_moves_the_table(monkeypatch, shape):
     """On CPUs, whose reference attention does hold arrays of all weights."""
     assert len(jax.devices()) == 8

@@ -170,6 +170,7 @@ def test_labels_are_in_the_order_of_the_publisher(place, name):
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_one_line_that_says_who_publishes_it(tmp_path, monkeypatch, name):
     config, known = task(name).task, SETS[name]
+    assert "(" in known.publisher and not {*known.title} & {*"(,."}
     monkeypatch.delenv("CONTEXTURE_DATA", raising=False)
     with pytest.raises(DataError) as error:
         check_examples(config)
