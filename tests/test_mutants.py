@@ -2,7 +2,6 @@
 
 import ast
 import fnmatch
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -26,18 +25,44 @@ help scope alias config completion finetune progress columns trackers describe c
 published evaluate context neighbours whitening zeroshot probe targets maps gates page senses tokens vectors""".split()
 
 
-def _functions() -> dict[str, set[str]]:
-    """{"train/test_step.py": …}: the functions of every file of tests."""
+LONG_ALONE = set(
+    """attention.tpu-sum-not-shrunk gpt.bands-of-a-kernel-in-the-other-layers softmax.a-gradient-sent-with-each-chunk
+    sampled.rows-sharded-as-the-table lstm.kernels-gathered-in-the-loop step.rows-sharded-as-the-table
+    checkpoint.late-evaluation-not-kept checkpoint.into-a-moved-run metrics.evaluation-twice
+    trackers.the-user-s-run-of-wandb-taken trackers.deleted-run-of-mlflow-taken tokens.backward-in-reading-order
+    embed.sorted-vectors""".split()
+)
+"""Rows that only tests of the long suite see: what they change shows in a program for a TPU, or in a whole run."""
+
+
+def _is_for_long(mark: ast.expr) -> bool:
+    """Whether a decorator leaves a test to the long suite or to parity: by its mark, or as all its cases are long."""
+    if ast.unparse(mark) in ("pytest.mark.long", "pytest.mark.parity"):
+        return True
+    if not (isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.parametrize"):
+        return False
+    cases = [
+        each.value if isinstance(each, ast.Starred) else each for each in getattr(mark.args[1], "elts", mark.args[1:])
+    ]
+    return all(isinstance(case, ast.Call) and ast.unparse(case.func) == "long" for case in cases)
+
+
+def _functions() -> dict[str, dict[str, bool]]:
+    """{"train/test_step.py": {"test_x": whether it is left to the long suite or to parity}}, of every file of tests."""
     tests = ROOT / "tests"
     return {
-        file.relative_to(tests).as_posix(): set(re.findall(r"^def (\w+)\(", file.read_text("utf-8"), re.M))
+        file.relative_to(tests).as_posix(): {
+            node.name: any(map(_is_for_long, node.decorator_list))
+            for node in ast.parse(file.read_text("utf-8")).body
+            if isinstance(node, ast.FunctionDef)
+        }
         for file in tests.rglob("test_*.py")
     }
 
 
 def test_every_row_fits_the_code_as_it_is():
-    """`old` stands once in its file, the file can still be read by Python, and the tests are there."""
-    functions, wrong = _functions(), []
+    """`old` stands once in its file, the file can still be read by Python, and the tests are there, some quick."""
+    functions, wrong, slow = _functions(), [], set[str]()
     for row in MUTANTS:
         try:
             ast.parse(row.apply((ROOT / row.file).read_text("utf-8")))
@@ -47,7 +72,11 @@ def test_every_row_fits_the_code_as_it_is():
             file, _, name = test.partition("::")
             if file not in functions or (name and name.partition("[")[0] not in functions[file]):
                 wrong.append(f"{row.name}: there is no test {test}")
+        named = [test.partition("::")[::2] for test in row.tests]
+        if all(name and functions.get(file, {}).get(name.partition("[")[0]) for file, name in named):
+            slow.add(row.name)
     assert not wrong, "\n".join(wrong)
+    assert slow == LONG_ALONE
 
 
 def test_rows_are_many_named_once_and_of_every_area():

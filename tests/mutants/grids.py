@@ -2,7 +2,9 @@
 
 from tests.mutants.row import mutants_of
 
-_STEP = "train/test_step.py::test_runs_of_other_seeds_and_rates_share_a_step_with_own_numbers"
+_STEP = "train/test_step.py::test_runs_share_a_step_with_masks_and_a_rate_of_their_own"
+_SEEDED = "train/test_step.py::test_a_first_state_is_that_of_its_seed_on_any_mesh"
+_SHARED = "train/grid/test_train_grid.py::test_rates_and_seeds_share_one_compiled_step"
 _MIXED = "train/test_step.py::test_a_step_that_mixes_layers_at_a_rate_of_their_own_is_of_one_rate"
 _COUNTS = "train/grid/test_grid_results.py::test_the_last_figures_count_and_with_patience_the_best_ones"
 _SPREAD = "train/grid/test_grid_results.py::test_a_spread_is_the_mean_and_the_deviation_of_a_sample"
@@ -29,8 +31,8 @@ GRIDS = (
         ("grid.rate-of-one-run", "if _has_constant_rate(run) else settings.peak_lr",
          "", _STEP),
         ("grid.start-of-one-seed", "return lambda: jitted(jax.random.key(run.seed)), shapes, shardings",
-         "return lambda: jitted(jax.random.key(0)), shapes, shardings", _STEP),
-        ("grid.compiled-for-each-seed", "seed=0, ", "", _STEP),
+         "return lambda: jitted(jax.random.key(0)), shapes, shardings", _SEEDED),
+        ("grid.compiled-for-each-seed", "seed=0, ", "", _SHARED),
         ("grid.mixing-rate-shared", "return run.head.mix != \"off\" and run.optim.mix_lr > 0.0", "return False",
          _MIXED),
     ),

@@ -357,7 +357,7 @@ MODELS = (
     *mutants_of(
         "models/layers/blocks.py",
         ("quantization.of-no-linear", 'if self.quantization == "none":', "if True:",
-         "train/test_quantized_training.py::test_a_model_writes_what_it_computes_of_the_whole_text"),
+         "models/layers/test_quantization.py::test_a_linear_multiplies_as_its_quantization_says"),
     ),
     *mutants_of(
         "models/layers/stacked.py",

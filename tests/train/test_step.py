@@ -22,7 +22,7 @@ from contexture.train.losses import cross_entropy
 from contexture.train.objectives import OBJECTIVES, batch_fields
 from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.run.throughput import activation_floats
-from contexture.train.step import create, train_step, without_step_settings
+from contexture.train.step import create, step_settings, train_step, without_step_settings
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs, close
 from tests.helpers.random_runs import drawn
@@ -83,6 +83,17 @@ def test_a_first_state_is_that_of_its_seed_on_any_mesh():
     assert all(np.ptp(x) == 0 or np.mean(x != other[path]) > 0.9 for path, x in first.items())
     for path, x in params(RUN, 2, 2, 2).items():
         assert np.array_equal(x, first[path]), path
+
+
+def test_runs_share_a_step_with_masks_and_a_rate_of_their_own(stepper):
+    make, step = stepper
+    batch, results = a_batch(), []
+    for run in (RUN, dataclasses.replace(RUN, seed=5, optim=dataclasses.replace(RUN.optim, peak_lr=3e-2))):
+        state, _ = (own := dataclasses.replace(step, settings=step_settings(run)))(make(), batch)  # its rate is 0
+        results.append(own(state, batch)[1])
+        assert results[-1]["learning_rate"] == np.float32(run.optim.peak_lr) * np.float32(0.9)
+    assert_differs(results[0]["loss"], results[1]["loss"], 1e-3)
+    assert step.jitted._cache_size() == 1
 
 
 @pytest.mark.long
