@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import sqlite3
 import subprocess
 import sys
@@ -47,8 +48,8 @@ class Fault:
     tests: tuple[str, ...] = ()
     """Those that reach the line."""
     others: tuple[str, ...] = ()
-    """Those that reach other lines of the file. A cache of programs or of what was read may have kept them from this
-    line, when it was recorded what each test reaches."""
+    """Those that import the module or reach other lines of it. A cache of programs or of what was read may have kept
+    them from this line, when it was recorded what each test reaches, and a constant is read without any line."""
     seconds: float = 0.0
     """What the tests take without the fault."""
 
@@ -224,10 +225,10 @@ class Reached:
 
     def with_tests(self, fault: Fault) -> Fault:
         """Returns the fault with its tests: no more than take LONGEST seconds, and as many others."""
-        reach_file = self._of_lines(fault.file, None)
+        around = self._of_lines(fault.file, None) | self._of_module(fault.file)
         # A line that is run at import, as a default is, has no test: all that reach the file are asked.
-        tests = self._of_lines(fault.file, fault.line) or reach_file
-        chosen, others = self._chosen(tests), self._chosen(reach_file - tests)
+        tests = self._of_lines(fault.file, fault.line) or around
+        chosen, others = self._chosen(tests), self._chosen(around - tests)
         seconds = sum(self._seconds.get(test, 1.0) for test in chosen + others)
         return replace(fault, tests=chosen, others=others, seconds=seconds)
 
@@ -243,6 +244,14 @@ class Reached:
                     chosen.append(test)
                     spent += seconds
         return tuple(chosen)
+
+    def _of_module(self, file: str) -> set[str]:
+        """Returns the tests of the files that name a module."""
+        module = file.removeprefix("contexture/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        named = re.compile(rf"\bcontexture\.{re.escape(module)}\b")
+        files = {test.partition("::")[0] for test in self._seconds}
+        naming = {each for each in files if named.search((ROOT / each).read_text("utf-8"))}
+        return {test for test in self._seconds if test.partition("::")[0] in naming}
 
     def _of_lines(self, file: str, line: int | None) -> set[str]:
         """Returns the tests that reach a line, or any line of the file. What is reached while a fixture is made is

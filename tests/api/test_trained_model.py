@@ -12,6 +12,7 @@ import pytest
 
 import contexture
 from contexture.analysis.neighbours.sentence_vectors import Pooling, sentence_vectors
+from contexture.analysis.trained_model import TrainedModel
 from contexture.data.errors import DataError
 from contexture.data.layouts import text_batch
 from tests.conftest import ROOT
@@ -123,6 +124,20 @@ def test_masks_of_one_text_and_of_several(models):
     one = model.fill("the [MASK] sees [MASK] .", top=3)
     several = model.fill(["the [MASK] sees [MASK] .", "[MASK]"], top=3)
     assert [len(mask) for mask in one] == [3, 3] and several[0] == one and len(several[1]) == 1
+
+
+def test_a_mask_filled_by_the_command_is_filled_in_the_text_that_is_printed(models):
+    model, text = models["bert"], "the [MASK] sat"
+    assert json_of("fill", model.folder, "--text", text, "--top", 2) == {"text": text, "masks": model.fill(text, top=2)}
+
+
+def test_a_model_is_trained_on_by_the_function_that_it_was_opened_with():
+    def trains(*words: Any, **options: Any) -> Any:
+        return words, options
+
+    model: Any = TrainedModel(GOLDEN / "bert_format_2", finetune=trains)
+    assert model.finetune("tag", dir="new") == ((GOLDEN / "bert_format_2", "tag"), {"dir": "new"})
+    assert model.finetune() == ((GOLDEN / "bert_format_2", "classify"), {})
 
 
 def test_predictions_of_texts_pairs_dicts_and_columns(one_device):

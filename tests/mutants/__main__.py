@@ -108,6 +108,8 @@ def verdict(code: int | None, output: str) -> tuple[str, str]:
         return SURVIVED, ""
     if code in (1, 2) or code < 0 or code > 128:  # a failure, an import that fails, a process that died
         return KILLED, ""
+    if code == NOT_FOUND and re.search("^ERROR tests/", output, re.M):  # an import that fails, of a test that is named
+        return KILLED, ""
     return BROKEN, output
 
 

@@ -262,6 +262,9 @@ def test_texts_and_references_are_columns_of_a_table(tmp_path: Path):
     # Columns by position alone: the first line is a row.
     bare = read_referenced_texts([str(table)], "translate", text="2", references=["4"])
     assert bare.texts[0] == "en" and bare.references[0] == ("es",)
+    for usual, option in (("", "text"), ("en", "references")):
+        with pytest.raises(DataError, match=f"no column has a usual name .*; name it with --{option}$"):
+            read_referenced_texts([str(table)], "translate", text=usual)
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"article": "A cat sat.", "highlights": ["a cat", "it sat"]}\n')
     assert read_referenced_texts([str(rows)], "summarize") == ReferencedTexts(["A cat sat."], [("a cat", "it sat")])

@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from typing import cast
+from typing import Any, cast
 
 import jax
 import pytest
@@ -108,6 +108,16 @@ def test_the_command_prints_one_json_object(capsys):
     assert "8 of cpu:8 as data 8" in describe(made)
     assert made["recipe"] == "bert.tiny" and made["batch"] == 8 and made["devices"] == 8
     assert made["largest_arrays"][0].keys() == {"bytes", "array", "opcode", "source"}
+
+
+def test_plans_are_a_table_with_dashes_for_what_does_not_compile():
+    plan: Any = {
+        "mesh": {"data": 2, "fsdp": 4, "tensor": 1}, "batch": 8, "accumulate": 1, "remat": "", "fits": False,
+        "attention": "reference: as asked", "bytes_per_device": {"total": 3 << 29},
+    }  # fmt: skip
+    head, row, last = describe_all([plan]).splitlines()
+    assert head.split("  ")[0].strip() == "mesh" and last == "nothing fits; give more devices"
+    assert row.split() == ["2×4×1", "8", "1", "–", "reference", "1.5", "NO", "–", "–", "–", "–"]
 
 
 @pytest.mark.long
@@ -222,6 +232,7 @@ def test_a_compiler_that_is_missing_is_said_with_its_extra(capsys, monkeypatch, 
 
 
 def test_options_of_xla_reach_the_step_and_the_users_win(monkeypatch):
+    assert [*meshes._COMPILER_OPTIONS["gpu"].values()] == 3 * [True]  # all kinds of messages overlap with products
     run = tiny()
     mesh = meshes.build(run.mesh, jax.devices()[:8])
     monkeypatch.setitem(meshes._COMPILER_OPTIONS, "cpu", {"xla_cpu_enable_fast_math": True, "xla_dump_to": ""})
