@@ -26,6 +26,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 from tests.helpers.commands import devices  # noqa: E402
+from tests.helpers.long import long  # noqa: E402
 from tests.helpers.small_text import SUFFIX, write_tasks, write_text  # noqa: E402
 from tests.processor_time import ProcessorTime  # noqa: E402
 
@@ -167,6 +168,14 @@ def start_only(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("contexture.train.loop._run_steps", interrupt)
+
+
+@pytest.fixture(params=[130, *long(0)])
+def start_or_run(request: pytest.FixtureRequest) -> int:
+    """The code that a training in this process ends with: 130, as `start_only`, and in the long suite 0, trained."""
+    if request.param:
+        request.getfixturevalue("start_only")
+    return request.param
 
 
 @pytest.fixture(scope="session")
