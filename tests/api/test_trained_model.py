@@ -126,7 +126,7 @@ def test_masks_of_one_text_and_of_several(models):
     assert [len(mask) for mask in one] == [3, 3] and several[0] == one and len(several[1]) == 1
 
 
-def test_a_mask_filled_by_the_command_is_filled_in_the_text_that_is_printed(models):
+def test_the_command_fills_the_masks_of_the_text_that_it_prints(models):
     model, text = models["bert"], "the [MASK] sat"
     assert json_of("fill", model.folder, "--text", text, "--top", 2) == {"text": text, "masks": model.fill(text, top=2)}
 

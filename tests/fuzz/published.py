@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 from contexture.train.interchange import convert, tf_checkpoint
 from tests.conftest import ROOT
@@ -24,7 +25,7 @@ def _importing(format: Any) -> Callable[[Path, Path], None]:
 
 def _any_checksum(folder: Path, to: Path) -> None:
     """A table whose checksums are right, whatever is in it: whoever wants to harm computes them."""
-    true, tf_checkpoint._masked = tf_checkpoint._masked, lambda crc: made._Anything()  # pyright: ignore
+    true, tf_checkpoint._masked = tf_checkpoint._masked, lambda crc: ANY
     try:
         _importing("bert-tf")(folder, to)
     finally:

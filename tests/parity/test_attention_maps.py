@@ -11,7 +11,7 @@ from contexture.models.config import BertConfig, GptConfig
 from contexture.models.interchange.name_tables import BERT_HF, GPT1_HF, GPT2_HF
 from contexture.models.interchange.renaming import to_ours
 from tests.helpers.parity_rule import close
-from tests.parity.published_models import bert_of, draw, gpt_of, torch
+from tests.helpers.published_models import bert_of, draw, gpt_of, torch
 
 pytestmark = pytest.mark.parity
 

@@ -20,7 +20,7 @@ from contexture.models.model import build
 from contexture.train.objectives import OBJECTIVES, loss
 from tests.helpers.parity_rule import off as off_by
 from tests.helpers.parity_rule import worst
-from tests.parity.published_models import bert_of, draw, torch, transformers
+from tests.helpers.published_models import bert_of, draw, torch, transformers
 
 pytestmark = pytest.mark.parity
 

@@ -8,7 +8,7 @@ from contexture.models import decode, gpt
 from contexture.models.config import GptConfig, Sampling
 from contexture.models.interchange.name_tables import GPT1_HF, GPT2_HF
 from contexture.models.interchange.renaming import to_ours
-from tests.parity.published_models import draw, torch, transformers
+from tests.helpers.published_models import draw, torch, transformers
 
 pytestmark = pytest.mark.parity
 

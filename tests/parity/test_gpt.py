@@ -20,7 +20,7 @@ from contexture.models.interchange.renaming import to_ours, to_theirs
 from contexture.models.model import build
 from contexture.train.objectives import OBJECTIVES, loss
 from tests.helpers.parity_rule import close
-from tests.parity.published_models import draw, gpt_of, torch
+from tests.helpers.published_models import draw, gpt_of, torch
 
 pytestmark = pytest.mark.parity
 

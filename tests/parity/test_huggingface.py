@@ -22,7 +22,7 @@ from contexture.train.objectives import objective_of
 from contexture.train.run_file import read
 from tests.helpers.commands import done
 from tests.helpers.parity_rule import close
-from tests.parity.published_models import draw, torch, transformers
+from tests.helpers.published_models import draw, torch, transformers
 
 safetensors_torch = pytest.importorskip("safetensors.torch")
 pytestmark = [

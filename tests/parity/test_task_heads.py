@@ -16,7 +16,7 @@ from contexture.models.interchange.renaming import NameTable, to_ours, to_theirs
 from contexture.models.model import build
 from contexture.train.objectives import OBJECTIVES, loss
 from tests.helpers.parity_rule import close
-from tests.parity.published_models import bert_of, draw, torch
+from tests.helpers.published_models import bert_of, draw, torch
 
 pytestmark = pytest.mark.parity
 

@@ -31,10 +31,10 @@ def test_marks_of_letters_are_told_from_accents(text: str, lost: bool):
 
 def test_the_share_and_the_three_commonest_of_them_are_said():
     marks = LostMarks()
-    marks.add("कि की के कु की के कु के कु कु abcdefghijklmnopqrs")  # ु four times, े three, ी two, ि one
+    marks.add("कु के कै कं कु के कै कु के कु abcdefghij")  # ु four times, े three, ै two, ं one
     said = marks.warning("the text", "mend it")
-    assert said.startswith(f"the text: {10 / 49:.1%} of the characters lose a vowel") and said.endswith("; mend it")
-    assert "(as 'ु', 'े', 'ी')" in said
+    assert said.startswith(f"the text: {10 / 40:.1%} of the characters lose a vowel") and said.endswith("; mend it")
+    assert "(as 'ु', 'े', 'ै')" in said
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
