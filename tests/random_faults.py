@@ -1,8 +1,8 @@
 """One-line faults drawn by chance from all source lines: `python -m tests.mutants --random 300 --seed 1`.
 
 A line is drawn, then one of the faults that it can have: another operator, comparison, constant, index, axis, argument,
-default or condition. The tests that reach the line must see it, the fastest first. What they reach is recorded once by
-coverage's contexts, and again where the code or the tests have changed.
+default or condition. The tests that reach the line, or else the module, must see it, the fastest files first. What they
+reach is recorded once by coverage's contexts, and again where the code or the tests have changed.
 """
 
 import ast

@@ -139,7 +139,7 @@ class Runner:
                 files += sorted((self.root / package).glob("**/*.py"))
         digest = hashlib.sha256(repr(row if mutated else row.tests).encode())
         for file in files:
-            digest.update(file.read_bytes() if file.is_file() else b"")
+            digest.update(file.read_bytes() if file.is_file() else b"missing")
         return digest.hexdigest()
 
     def keep(self, key: str, *result: str | float) -> None:
