@@ -13,7 +13,7 @@ from tests.mutants import __main__ as runner
 from tests.mutants.origin import foreign
 from tests.mutants.row import ROOT, Mutant, Stale
 from tests.mutants.tables import MUTANTS
-from tests.random_faults import faults_of, is_fault
+from tests.random_faults import Fault, faults_of, is_fault
 
 AREAS = """masking nsp pairs draws negatives layout windows lanes characters words held-out ramp shards wordpiece bpe
 tables conll labels align class-weights task-batches norm gelu linear ffn attention bert embeddings gpt1 gpt mlm choice
@@ -207,3 +207,20 @@ def test_faults_by_chance_are_of_every_kind_and_of_code_alone():
         before, after = _SOURCE.splitlines(), fault.apply(_SOURCE).splitlines()
         changed = [n for n, (a, b) in enumerate(zip(before, after, strict=True), 1) if a != b]
         assert changed == [fault.line]
+
+
+@pytest.mark.long
+def test_a_test_that_fails_without_the_fault_sees_none(small, capsys):
+    red, area = "tests/test_red.py::test_red", "tests/test_area.py::test_area"
+    product, more = ("models/area.py", 2, 13, 14, "*", "+"), ("models/area.py", 6, 13, 14, "+", "-")
+    faults = [Fault(*product, (red, area)), Fault(*more, (red, area)), Fault(*product, (red,))]
+    for fault, expected in zip(faults, (runner.KILLED, runner.SURVIVED, runner.BROKEN), strict=True):
+        each = runner.Runner([fault], 1, fresh=True)
+        assert each.run() == (expected == runner.KILLED)
+        assert each.results[fault.name][0] == expected
+    assert f"without the fault they fail too: {red}" in capsys.readouterr().out
+
+
+def test_failed_tests_are_read_from_the_summary_of_pytest():
+    lines = ["1 failed", "FAILED tests/a.py::test_b[c d] - assert 1 == 2", "ERROR tests/b.py - ImportError: x"]
+    assert runner.failed("\n".join(lines)) == ("tests/a.py::test_b[c d]", "tests/b.py")

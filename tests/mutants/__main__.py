@@ -91,13 +91,23 @@ def run_tests(tree: Path, ids: tuple[str, ...], timeout: float) -> tuple[int | N
     )
     try:
         out, _ = process.communicate(timeout=timeout)
-        if re.search("^ERROR: not found: ", out, re.M):  # the code is another one where a plug-in warns behind it
-            return NOT_FOUND, "\n".join(out.splitlines()[-12:])
-        return process.returncode, "\n".join(out.splitlines()[-12:])
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return None, ""
+    end = "\n".join(out.splitlines()[-12:])
+    if not re.search("^ERROR: not found: ", out, re.M):  # the code is another one where a plug-in warns behind it
+        return process.returncode, end
+    functions = tuple(dict.fromkeys(test.partition("[")[0] for test in ids))
+    if functions == ids:
+        return NOT_FOUND, end
+    # The cases of a test may be made of the code: one of them is gone with the fault.
+    return run_tests(tree, functions, timeout)
+
+
+def failed(output: str) -> tuple[str, ...]:
+    """The tests, or files of tests that cannot be imported, which pytest's summary says failed."""
+    return tuple(re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.M))
 
 
 def verdict(code: int | None, output: str) -> tuple[str, str]:
@@ -124,6 +134,7 @@ class Runner:
         self.fresh, self.root = fresh, ROOT
         self.results: dict[str, tuple[str, float]] = {}
         self.lock, self.trees = threading.Lock(), queue.Queue[Path]()
+        self.sound = set[str]()  # tests that were seen to pass in a copy without a fault
         self.baselines = {row.tests: threading.Lock() for row in rows}
 
     def key(self, row: Mutant | Fault, mutated: bool = True) -> str:
@@ -175,20 +186,35 @@ class Runner:
         seconds, wrong = self.baseline(row, tree)
         if wrong:
             return BROKEN, f"they fail without the fault:\n{wrong}"
-        write(tree / row.file, mutated)
         found, why = SURVIVED, ""
-        try:
-            for tests in row.rounds():
-                code, output = run_tests(tree, tests, timeout := max(LEAST_TIMEOUT, 5 * seconds))
-                if code == NOT_FOUND:  # the cases of a test may be made of the code: one is gone with the fault
-                    functions = tuple(dict.fromkeys(test.partition("[")[0] for test in tests))
-                    code, output = run_tests(tree, functions, timeout)
-                found, why = verdict(code, output)
-                if found != SURVIVED:
-                    break
-        finally:
-            write(tree / row.file, whole)
+        for tests in row.rounds():
+            found, why = self.judge(row, tree, tests, (whole, mutated), max(LEAST_TIMEOUT, 5 * seconds))
+            if found != SURVIVED:
+                break
         return found, why
+
+    def judge(
+        self, row: Mutant | Fault, tree: Path, tests: tuple[str, ...], texts: tuple[str, str], timeout: float
+    ) -> tuple[str, str]:
+        """What the tests say of a fault, without those that fail in the copy even without it: they see nothing."""
+        whole, mutated = texts
+        while True:
+            write(tree / row.file, mutated)
+            try:
+                code, output = run_tests(tree, tests, timeout)
+            finally:
+                write(tree / row.file, whole)
+            found, why = verdict(code, output)
+            if found != KILLED or isinstance(row, Mutant):  # the tests of a table's row were run as its baseline
+                return found, why
+            seeing = set(failed(output) or tests)
+            if seeing <= self.sound or run_tests(tree, tuple(sorted(seeing)), timeout)[0] == 0:
+                self.sound |= seeing
+                return found, why
+            left = tuple(test for test in tests if not {test, test.partition("::")[0]} & seeing)
+            if left in (tests, ()):
+                return BROKEN, f"without the fault they fail too: {' '.join(sorted(seeing))}"
+            tests = left
 
     def work(self, row: Mutant | Fault) -> None:
         tree, started = self.trees.get(), time.monotonic()

@@ -136,7 +136,7 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
         step, state, batch = abstract_step(run, mesh)
         started = time.monotonic()
         # The partitioner reports unwanted gathers on stderr alone.
-        with captured_stderr() as messages, _compiling_anew():
+        with captured_stderr() as messages, compiling_anew():
             traced = step.trace(state, batch)
             compiled, used = _compile(traced, _bytes((state, batch)))
         seconds = time.monotonic() - started
@@ -218,7 +218,7 @@ def _compile(traced: Any, arguments: int) -> tuple[Any, tuple[int, int]]:
 
 
 @contextlib.contextmanager
-def _compiling_anew() -> Iterator[None]:
+def compiling_anew() -> Iterator[None]:
     """Keeps jax from its cache of compiled programs: one from there comes without the partitioner's messages, and with
     the source lines of the day it was compiled."""
     enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from contexture.train.plan import costs
+from contexture.train.plan import costs, plan
 from contexture.train.plan.flops import product_flops, traced_flops
 from contexture.train.plan.hlo import parse
 
@@ -138,9 +138,10 @@ def test_the_largest_arrays_are_named_with_the_line_that_makes_them():
         return jnp.sort(jnp.outer(x, x), axis=0).sum()  # the line
 
     line = outer.__code__.co_firstlineno + 1
-    size = 300 + line  # a program from the cache of compiled programs has the lines of its own time
-    largest = costs.largest_arrays(compiled(outer, (size,)), FOLDER)
-    assert largest[0].array.shape == (size, size) and largest[0].array.bytes == 4 * size * size
+    # A program from the cache on disk has the lines, and the folder, of the day it was compiled.
+    with plan.compiling_anew():
+        largest = costs.largest_arrays(compiled(outer, (300,)), FOLDER)
+    assert largest[0].array.shape == (300, 300) and largest[0].array.bytes == 4 * 300 * 300
     assert f"test_costs.py:{line}" in {row.source for row in largest}
 
 

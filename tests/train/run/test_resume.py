@@ -212,13 +212,13 @@ def test_data_that_changed_on_disk_is_not_trained_on(tiny_words, tiny_run, tmp_p
 
 
 @pytest.mark.long
-def test_a_longer_run_goes_on(one_device, tiny_words, tiny_run, tmp_path, capsys):
+def test_a_longer_run_goes_on_and_stays_as_it_is(door, tiny_words, tiny_run, tmp_path):
     folder = tmp_path / "longer"
     shutil.copytree(tiny_run, folder)
-    code = cli.main([*tiny_words, "--dir", str(folder), "--steps", "45", "--json"])
-    printed = capsys.readouterr()
-    assert code == 0 and "--steps is now 45, was 40" in printed.err, printed.err
-    assert json.loads(printed.out)["step"] == 45 == recorded(folder)
+    for said in ("--steps is now 45, was 40", "resuming from step 45"):
+        done = door(*tiny_words, "--dir", folder, "--steps", "45", "--json")
+        assert done.returncode == 0 and said in done.stderr, done.stderr
+        assert json.loads(done.stdout)["step"] == 45 == recorded(folder)
 
 
 def harm_truncate(file: Path) -> None:
