@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from tests.helpers.commands import devices, done
-from tests.helpers.random_runs import random_pretraining
-from tests.train.evaluation.conftest import task_run, tiny_run
+from tests.train.evaluation.conftest import elmo_run, task_run, tiny_run
 
-__all__ = ["task_run", "tiny_run"]
+__all__ = ["elmo_run", "task_run", "tiny_run"]
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +29,3 @@ def gpt_run(once, gpt_words: list[str]) -> Path:
             done(*gpt_words, "--dir", folder)
 
     return once("trained/gpt", make)
-
-
-@pytest.fixture(scope="session")
-def elmo_run(once, elmo_words: list[str]) -> Path:
-    return once("random/elmo", lambda folder: random_pretraining(folder, elmo_words, evaluates=False))

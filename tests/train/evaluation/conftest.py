@@ -15,6 +15,11 @@ def tiny_run(once, tiny_words: list[str]) -> Path:
 
 
 @pytest.fixture(scope="session")
+def elmo_run(once, elmo_words: list[str]) -> Path:
+    return once("random/elmo", lambda folder: random_pretraining(folder, elmo_words, evaluates=False))
+
+
+@pytest.fixture(scope="session")
 def task_run(once, tiny_run: Path, task_files: Path) -> Callable[..., Path]:
     """The fine-tuning of all tests, with weights drawn at random, of a kind: `task_run("tag")` → its folder."""
 

@@ -12,7 +12,7 @@ import pytest
 
 import contexture
 from contexture.cli import main as cli
-from tests.helpers.commands import devices
+from tests.helpers.commands import devices, run_command
 from tests.helpers.jobs import evaluate_in_two_processes
 from tests.helpers.logs import logged
 from tests.helpers.long import long
@@ -131,6 +131,12 @@ def same(actual: Evaluated, expected: Evaluated, where: str) -> None:
 
 
 @pytest.mark.usefixtures("one_device")
+def test_more_lanes_than_held_out_words_are_refused(elmo_run, capsys):
+    code, err = run_command(capsys, "evaluate", elmo_run, "--batch", 10_000)
+    assert code == 2 and err.splitlines()[-1].startswith("DataError: ")
+    assert "too few for 10000 lanes; lower data.batch (held out: evaluate.batch)" in err
+
+
 def test_the_best_checkpoint_is_taken_and_a_better_step_is_told(task_run, tmp_path):
     run = shutil.copytree(task_run("classify"), tmp_path / "run")
     with (run / "metrics.jsonl").open("a") as file:
