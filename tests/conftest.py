@@ -5,6 +5,7 @@ parity compile them as users do.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import gc
 import os
@@ -43,7 +44,7 @@ QUICKLY_COMPILED = (
     " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
     " --xla_cpu_parallel_codegen_split_count=1"
 )
-QUICK_EXAMPLES = 15
+QUICK_EXAMPLES = 10
 MOST_MEMORY = 3 << 29
 """Bytes of a process of the suite, beyond which its compiled programs are dropped between two files."""
 
@@ -141,6 +142,9 @@ def programs_are_dropped() -> Iterator[None]:
         programs.forget()
         jax.clear_caches()
         gc.collect()
+        # The C library keeps what was freed: the process would stay as large, and each file after drop all again.
+        with contextlib.suppress(AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture
@@ -268,9 +272,13 @@ def tiny_words(text_folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def tiny_run(trained_run, tiny_words: list[str]) -> Path:
-    """That run, done without interruption."""
-    return trained_run("whole", tiny_words)
+def tiny_run(pytestconfig: pytest.Config, once, trained_run, tiny_words: list[str]) -> Path:
+    """That run, done without interruption; in the quick suite its weights are drawn at random."""
+    if "not long" not in pytestconfig.option.markexpr:
+        return trained_run("whole", tiny_words)
+    from tests.helpers.random_runs import random_pretraining
+
+    return once("random/whole", lambda folder: random_pretraining(folder, tiny_words))
 
 
 @pytest.fixture(scope="session")

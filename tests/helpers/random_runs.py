@@ -91,22 +91,27 @@ def random_training(*saved: int, evaluates: bool = False) -> Iterator[None]:
                   checkpoints: Any, report: Any, figure: Any, signals: Any) -> int:  # fmt: skip
         run, first = parts.run, state.params
         rng = np.random.default_rng([start, run.seed, round(1e6 * run.optim.peak_lr)])
+        done = start
         for step in saved:
             params = jax.tree_util.tree_map_with_path(functools.partial(_moved, rng, run.task.kind == "off"), first)
             if run.optim.freezes_backbone:
                 params = {**params, "backbone": first["backbone"]}
             number = jax.device_put(np.asarray(step, np.int32), state.step.sharding)
-            state = dataclasses.replace(state, params=params, step=number)
+            opt = jax.tree.map(functools.partial(_grown, np.random.default_rng(step)), state.opt)
+            state = dataclasses.replace(state, params=params, opt=opt, step=number)
             held: dict[str, float] = {"loss": 1 - 1 / step}
             if evaluates:
                 whole = unstack_layers(params, parts.run.model)
                 held, _ = loop.evaluate(functions[1], parts.objective, whole, parts.held_out, parts.mesh)
-            records = [{"step": step, "split": "train", "loss": 1 / step}]
+            records: list[dict[str, Any]] = [
+                {"step": each, "split": "train", "loss": 1 / each} for each in range(done + 1, step + 1)
+            ]
             records += [{"step": step, "split": "dev", **held}] * (parts.held_out is not None)
             report.record(records, checkpoints.finished)
             best.update(step, held["loss"])
             meta = {"seed": 0, "lines_read": 0, "best": dataclasses.asdict(best), "rank": held["loss"]}
             checkpoints.save(step, state, {**meta, "metric": "loss"}, held["loss"], last=step == saved[-1])
+            done = step
         checkpoints.wait()
         report.release(saved[-1])
         checkpoints.close()
@@ -125,6 +130,13 @@ def _moved(rng: np.random.Generator, evenly: bool, path: Any, x: jax.Array) -> j
     deviation = next(own, 0.15 if evenly else 0.1)
     added = np.ones(x.shape) if "scale" in name else rng.normal(0, deviation, x.shape)
     return jax.device_put(np.asarray(x) + added.astype(x.dtype), x.sharding)
+
+
+def _grown(rng: np.random.Generator, x: jax.Array) -> jax.Array:
+    """Moments of an optimizer that has seen gradients: positive numbers, which no compression makes small."""
+    if not np.issubdtype(x.dtype, np.floating):
+        return x
+    return jax.device_put(np.asarray(x) + np.abs(rng.normal(0, 1e-2, x.shape)).astype(x.dtype), x.sharding)
 
 
 def random_pretraining(folder: Path, words: list[str], evaluates: bool = True) -> None:

@@ -16,6 +16,7 @@ from contexture.cli import main as cli
 from contexture.data.errors import DataError
 from contexture.models.heads.layer_mix import learned_mixes
 from tests.helpers.commands import done, json_of
+from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, close
 from tests.helpers.random_runs import random_training
 from tests.train.run.test_formats import GOLDEN
@@ -34,7 +35,7 @@ LINES = [
 RUN = GOLDEN / "bert_format_2"
 
 
-@pytest.fixture(scope="module", params=["bert", "gpt", "elmo"])
+@pytest.fixture(scope="module", params=["bert", "elmo", *long("gpt")])
 def model(request) -> contexture.TrainedModel:
     return contexture.open(GOLDEN / f"{request.param}_format_2")
 

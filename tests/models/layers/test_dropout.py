@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from contexture.models.layers import dropout as rooms
 from contexture.models.layers.dropout import DropoutKey, bits, dropout, dropout_key
+from tests.helpers.long import long
 from tests.helpers.parity_rule import worst
 
 SITES, B, C = 38, 32, 4096
@@ -46,7 +47,7 @@ def _bound(count: int) -> float:
 
 
 @pytest.mark.parametrize("rate", [0.001, 0.1, 0.25, 0.5, 0.9])
-@pytest.mark.parametrize("shape", [(256, 1031), (64, 32, 128), (16, 2, 64, 128)])
+@pytest.mark.parametrize("shape", [(16, 2, 64, 128), *long(((256, 1031),), ((64, 32, 128),))])
 def test_the_rate_is_the_rate(rate: float, shape: tuple[int, ...]):
     x = jnp.ones(shape)
     for step in range(3):
