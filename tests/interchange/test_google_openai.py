@@ -235,3 +235,19 @@ def test_flipped_bytes_of_a_table_are_read_or_said(google, monkeypatch, places):
         except DataError as error:
             failed += str(google) in str(error)
     assert failed > places // 12
+
+
+TYPES = {1: ("float32", 4), 2: ("float64", 8), 3: ("int32", 4), 9: ("int64", 8), 10: ("bool", 1), 14: ("bfloat16", 2),
+         19: ("float16", 2), 8: ("number 8", 3)}  # fmt: skip
+"""TensorFlow's numbers of types, their names, and the bytes of one number; complex numbers are not read."""
+
+
+@pytest.mark.parametrize(("number", "name", "size"), [(number, *each) for number, each in TYPES.items()])
+def test_an_entry_names_the_type_and_the_place_of_a_tensor(number, name, size):
+    dims = b"".join(b"\x12\x02\x08" + bytes([n]) for n in (2, 3))
+    entry = b"\x08" + bytes([number]) + b"\x12\x08" + dims + b"\x18\x01\x20\x05\x28" + bytes([6 * size])
+    entry += b"\x35" + (77).to_bytes(4, "little")
+    read = tf_checkpoint._entry(b"a/b", entry, [0, 5 + 6 * size])
+    assert read == ((2, 3), name, 1, 5, 6 * size, 77)
+    with pytest.raises(ValueError, match="the tensor a/b lies behind the end of its file"):
+        tf_checkpoint._entry(b"a/b", entry, [0, 4 + 6 * size])

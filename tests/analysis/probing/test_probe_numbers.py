@@ -20,6 +20,7 @@ from contexture.analysis.probing.probe_scores import (
 )
 from contexture.analysis.probing.train_probes import TrainedProbes, measure_probes, predict_labels
 from contexture.models.heads.layer_mix import ScalarMix
+from contexture.models.shapes import by_path
 from tests.analysis.probing.synthetic import synthetic_task
 from tests.helpers.parity_rule import assert_close, close
 
@@ -99,6 +100,18 @@ def test_a_probe_is_its_equations():
 def test_a_fresh_probe_mixes_all_layers_alike():
     params = probe_model.init_probe(jax.random.key(0), 3, 6, 1, 4)
     close(mix_weights(params["mix"]["weights_N"], np.array([True, False, True])), [0.5, 0, 0.5])
+
+
+def test_a_fresh_probes_kernels_are_drawn_by_how_many_numbers_they_sum():
+    """LeCun's deviation: one over the root of the fan-in. Spans have projections of their own, and share what follows."""
+    params = probe_model.init_probe(jax.random.key(0), 3, 300, 2, 40)
+    kernels = {path: x for path, x in by_path(params).items() if "kernel" in path}
+    fan_in = {"project/kernel_SDX": 300, "attend/kernel_SX": 256, "hidden/kernel_SXY": 2 * 256, "out/kernel_YC": 512}
+    for path, count in fan_in.items():
+        x = np.asarray(kernels.pop(path))
+        assert x.std() == pytest.approx(count**-0.5, rel=0.06), path
+        assert abs(x.mean()) < 5 * count**-0.5 * x.size**-0.5, path
+    assert not kernels
 
 
 def test_cross_entropy_is_its_definition():
