@@ -225,7 +225,7 @@ class Reached:
 
     def with_tests(self, fault: Fault) -> Fault:
         """Returns the fault with its tests: no more than take LONGEST seconds, and as many others."""
-        around = self._of_lines(fault.file, None) | self._of_module(fault.file)
+        around = self._of_lines(fault.file, None) | self._of_module(fault.file) or self._of_text(r"\bdoor\(")
         # A line that is run at import, as a default is, has no test: all that reach the file are asked.
         tests = self._of_lines(fault.file, fault.line) or around
         chosen, others = self._chosen(tests), self._chosen(around - tests)
@@ -248,10 +248,13 @@ class Reached:
     def _of_module(self, file: str) -> set[str]:
         """Returns the tests of the files that name a module."""
         module = file.removeprefix("contexture/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        named = re.compile(rf"\bcontexture\.{re.escape(module)}\b")
+        return self._of_text(rf"\bcontexture\.{re.escape(module)}\b")
+
+    def _of_text(self, pattern: str) -> set[str]:
+        """Returns the tests of the files that hold a pattern: `door(` is in those that start processes."""
         files = {test.partition("::")[0] for test in self._seconds}
-        naming = {each for each in files if named.search((ROOT / each).read_text("utf-8"))}
-        return {test for test in self._seconds if test.partition("::")[0] in naming}
+        holding = {each for each in files if re.search(pattern, (ROOT / each).read_text("utf-8"))}
+        return {test for test in self._seconds if test.partition("::")[0] in holding}
 
     def _of_lines(self, file: str, line: int | None) -> set[str]:
         """Returns the tests that reach a line, or any line of the file. What is reached while a fixture is made is

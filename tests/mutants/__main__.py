@@ -96,6 +96,8 @@ def run_tests(tree: Path, ids: tuple[str, ...], timeout: float) -> tuple[int | N
         process.communicate()
         return None, ""
     end = "\n".join(out.splitlines()[-12:])
+    if re.search("^ImportError while loading conftest", out, re.M):
+        return int(pytest.ExitCode.INTERRUPTED), end  # as where a file of tests cannot be imported
     if not re.search("^ERROR: not found: ", out, re.M):  # the code is another one where a plug-in warns behind it
         return process.returncode, end
     functions = tuple(dict.fromkeys(test.partition("[")[0] for test in ids))

@@ -103,7 +103,7 @@ def test_a_fresh_probe_mixes_all_layers_alike():
 
 
 def test_a_fresh_probes_kernels_are_drawn_by_how_many_numbers_they_sum():
-    """LeCun's deviation: one over the root of the fan-in. Spans have projections of their own, and share what follows."""
+    """One over the root of the fan-in, as LeCun. Each span has its own projection; the layer behind sums both."""
     params = probe_model.init_probe(jax.random.key(0), 3, 300, 2, 40)
     kernels = {path: x for path, x in by_path(params).items() if "kernel" in path}
     fan_in = {"project/kernel_SDX": 300, "attend/kernel_SX": 256, "hidden/kernel_SXY": 2 * 256, "out/kernel_YC": 512}
