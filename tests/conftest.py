@@ -25,6 +25,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 from tests.helpers.commands import devices  # noqa: E402
 from tests.helpers.long import long  # noqa: E402
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+settings.register_profile("no deadline", settings(), deadline=None)  # an example may be the one that compiles
+settings.load_profile("no deadline")
 
 SHARED = ROOT.parent / "shared"
 # Without expensive passes, and without the fusion emitters of MLIR, which take half of the time.
@@ -85,7 +89,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _examples(chosen: str, items: list[pytest.Item]) -> None:
     """Gives the tests of hypothesis few examples in the quick suite; the long one runs them too, with all of theirs."""
-    from hypothesis import is_hypothesis_test, settings
+    from hypothesis import is_hypothesis_test
 
     for item in items:
         function: Any = getattr(item, "obj", None)
@@ -142,7 +146,7 @@ def programs_are_dropped() -> Iterator[None]:
         programs.forget()
         jax.clear_caches()
         gc.collect()
-        # The C library keeps what was freed: the process would stay as large, and each file after drop all again.
+        # The C library keeps what was freed: the process would stay as large, and each later file drop all again.
         with contextlib.suppress(AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
 
@@ -276,9 +280,9 @@ def tiny_run(pytestconfig: pytest.Config, once, trained_run, tiny_words: list[st
     """That run, done without interruption; in the quick suite its weights are drawn at random."""
     if "not long" not in pytestconfig.option.markexpr:
         return trained_run("whole", tiny_words)
-    from tests.helpers.random_runs import random_pretraining
+    from tests.helpers.random_runs import random_bert
 
-    return once("random/whole", lambda folder: random_pretraining(folder, tiny_words))
+    return random_bert(once, tiny_words)
 
 
 @pytest.fixture(scope="session")

@@ -248,7 +248,9 @@ class Reached:
     def _of_module(self, file: str) -> set[str]:
         """Returns the tests of the files that name a module."""
         module = file.removeprefix("contexture/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        return self._of_text(rf"\bcontexture\.{re.escape(module)}\b")
+        folder, _, name = f"contexture.{module}".rpartition(".")
+        listed = rf"from {re.escape(folder)} import (\([^)]*|.*)\b{name}\b"
+        return self._of_text(rf"\bcontexture\.{re.escape(module)}\b|{listed}")
 
     def _of_text(self, pattern: str) -> set[str]:
         """Returns the tests of the files that hold a pattern: `door(` is in those that start processes."""

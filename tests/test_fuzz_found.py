@@ -12,6 +12,7 @@ from tests.fuzz.__main__ import case_of
 from tests.fuzz.target import FOUND, Absent, Clock, Refused, Sandbox, Target, _peak, command
 from tests.fuzz.targets import TARGETS
 from tests.fuzz.worker import smaller
+from tests.helpers.long import long
 
 pytestmark = pytest.mark.usefixtures("one_device")
 FILES = sorted(FOUND.glob("*/*"))
@@ -41,9 +42,10 @@ def test_what_broke_a_law_breaks_none_now(file, tmp_path):
 # the warning names no object.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. None:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-def test_a_case_of_each_target_keeps_every_law(target, tmp_path):
+@pytest.mark.parametrize("number", [1, *long(2, 3)])
+def test_a_case_of_each_target_keeps_every_law(target, number, tmp_path):
     with sandbox(target, tmp_path / "sandbox") as place:
-        broken = place.run(case_of(place.seed, target, 7, 1), seconds=60)
+        broken = place.run(case_of(place.seed, target, 7, number), seconds=60)
     assert broken is None, broken
 
 

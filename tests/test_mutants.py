@@ -13,7 +13,7 @@ from tests.mutants import __main__ as runner
 from tests.mutants.origin import foreign
 from tests.mutants.row import ROOT, Mutant, Stale
 from tests.mutants.tables import MUTANTS
-from tests.random_faults import Fault, faults_of, is_fault
+from tests.random_faults import Fault, Reached, faults_of, is_fault
 
 AREAS = """masking nsp pairs draws negatives layout windows lanes characters words held-out ramp shards wordpiece bpe
 tables conll labels align class-weights task-batches norm gelu linear ffn attention bert embeddings gpt1 gpt mlm choice
@@ -218,9 +218,50 @@ def test_a_test_that_fails_without_the_fault_sees_none(small, capsys):
         each = runner.Runner([fault], 1, fresh=True)
         assert each.run() == (expected == runner.KILLED)
         assert each.results[fault.name][0] == expected
-    assert f"without the fault they fail too: {red}" in capsys.readouterr().out
+    assert f"without the fault they fail too, or with it only behind others: {red}" in capsys.readouterr().out
 
 
 def test_failed_tests_are_read_from_the_summary_of_pytest():
-    lines = ["1 failed", "FAILED tests/a.py::test_b[c d] - assert 1 == 2", "ERROR tests/b.py - ImportError: x"]
-    assert runner.failed("\n".join(lines)) == ("tests/a.py::test_b[c d]", "tests/b.py")
+    ids = ("tests/a.py::test_b[c - d]", "tests/a.py::test_b", "tests/b.py::test_c", "tests/b.py::test_d")
+    lines = ["1 failed", f"FAILED {ids[0]} - assert 1 == 2", "ERROR tests/b.py - ImportError: x"]
+    assert runner.failed("\n".join(lines[:2]), ids) == ids[:1]
+    assert runner.failed("\n".join(lines), ids) == (ids[0], *ids[2:])
+    assert runner.failed("the process died", ids) == ids
+
+
+@pytest.mark.parametrize(
+    ("red", "slow", "outcome"),
+    [
+        ({"with": "ab", "without": ""}, "", "killed"),
+        ({"with": "a", "without": "a"}, "", "SURVIVED"),  # a is left out, b sees nothing
+        ({"with": "ab", "without": "a"}, "", "killed"),  # b sees it
+        ({"with": "ab", "without": "ab"}, "", "BROKEN TESTS"),
+        ({"with": "b", "without": "", "alone": ""}, "", "SURVIVED"),  # b fails behind a alone
+        ({"with": "", "without": ""}, "with", "killed (timeout)"),
+        ({"with": "", "without": ""}, "with without", "BROKEN TESTS"),
+        ({"with": "", "without": ""}, "", "SURVIVED"),
+    ],
+)
+def test_a_test_sees_a_fault_by_failing_with_it_and_passing_without(monkeypatch, tmp_path, red, slow, outcome):
+    fault = Fault("x.py", 1, 4, 5, "1", "2", ("tests/x.py::a", "tests/x.py::b"))
+    (tmp_path / "x.py").write_text("x = 1\n")
+
+    def run_tests(tree: Path, ids: tuple[str, ...], timeout: float) -> tuple[int | None, str]:
+        state = "without" if "1" in (tree / "x.py").read_text() else "with"
+        if state in slow.split():
+            return None, ""
+        names = red.get("alone", red[state]) if state == "with" and len(ids) == 1 else red[state]
+        lines = [f"FAILED {each} - x" for each in ids if each[-1] in names]
+        return int(bool(lines)), "\n".join(lines[:1])
+
+    monkeypatch.setattr(runner, "run_tests", run_tests)
+    assert runner.Runner([fault], 1, fresh=False).look(fault, tmp_path)[0] == outcome
+    assert (tmp_path / "x.py").read_text() == "x = 1\n"
+
+
+def test_the_tests_of_a_fault_are_the_fastest_files_and_no_longer_than_the_longest():
+    seconds = {"a.py::x": 70.0, "a.py::y": 2.0, "b.py::x": 40.0, "c.py::x": 1.0, "c.py::y": 3.0}
+    reached = Reached.__new__(Reached)
+    reached._seconds = seconds
+    assert reached._chosen(set(seconds)) == ("c.py::x", "c.py::y", "b.py::x", "a.py::y")
+    assert reached._chosen({"a.py::x"}) == ("a.py::x",)

@@ -182,9 +182,9 @@ def tokenizer_command(argv: list[str]) -> Result:
             request.vocab_size,
             request.lowercase,
             signals,
-            "files",
-            request.word_splitter,
-            marks,
+            documents="files",
+            split=request.word_splitter,
+            marks=marks,
         )
     if marks and (line := marks.warning("the text", "keep them with --no-lowercase")):
         logger.warning(line)

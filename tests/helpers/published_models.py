@@ -14,7 +14,7 @@ ACTIVATIONS = {"erf": "gelu", "tanh": "gelu_new"}
 
 
 def bert_of(kind: str, config: BertConfig, **more: Any) -> Any:
-    """Returns transformers' BERT class of a name."""
+    """Returns transformers' BERT of a class, `kind`, with the settings of a configuration of ours."""
     published = transformers.BertConfig(
         vocab_size=config.vocab,
         hidden_size=config.hidden,

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -26,6 +26,7 @@ from contexture.train.step import State
 from tests.helpers.commands import devices, done
 from tests.helpers.small_text import SUFFIX
 
+Once: TypeAlias = Callable[[str, Callable[[Path], None]], Path]
 DEVIATIONS = {
     "bias": 0.01, "heads_span": 0.02, "heads_": 0.06, "query": 0.15, "key": 0.15, "value": 0.5,
     "['out']['kernel']": 0.5, "tokens": 0.5,
@@ -91,27 +92,27 @@ def random_training(*saved: int, evaluates: bool = False) -> Iterator[None]:
                   checkpoints: Any, report: Any, figure: Any, signals: Any) -> int:  # fmt: skip
         run, first = parts.run, state.params
         rng = np.random.default_rng([start, run.seed, round(1e6 * run.optim.peak_lr)])
-        done = start
+        recorded = start
         for step in saved:
             params = jax.tree_util.tree_map_with_path(functools.partial(_moved, rng, run.task.kind == "off"), first)
             if run.optim.freezes_backbone:
                 params = {**params, "backbone": first["backbone"]}
             number = jax.device_put(np.asarray(step, np.int32), state.step.sharding)
-            opt = jax.tree.map(functools.partial(_grown, np.random.default_rng(step)), state.opt)
+            opt = jax.tree.map(functools.partial(_grown, np.random.default_rng([run.seed, step])), state.opt)
             state = dataclasses.replace(state, params=params, opt=opt, step=number)
             held: dict[str, float] = {"loss": 1 - 1 / step}
             if evaluates:
                 whole = unstack_layers(params, parts.run.model)
                 held, _ = loop.evaluate(functions[1], parts.objective, whole, parts.held_out, parts.mesh)
             records: list[dict[str, Any]] = [
-                {"step": each, "split": "train", "loss": 1 / each} for each in range(done + 1, step + 1)
+                {"step": each, "split": "train", "loss": 1 / each} for each in range(recorded + 1, step + 1)
             ]
-            records += [{"step": step, "split": "dev", **held}] * (parts.held_out is not None)
+            records += [{"step": step, "split": "dev", **held, **parts.baseline}] * (parts.held_out is not None)
             report.record(records, checkpoints.finished)
             best.update(step, held["loss"])
-            meta = {"seed": 0, "lines_read": 0, "best": dataclasses.asdict(best), "rank": held["loss"]}
+            meta = {"seed": run.seed, "lines_read": 0, "best": dataclasses.asdict(best), "rank": held["loss"]}
             checkpoints.save(step, state, {**meta, "metric": "loss"}, held["loss"], last=step == saved[-1])
-            done = step
+            recorded = step
         checkpoints.wait()
         report.release(saved[-1])
         checkpoints.close()
@@ -143,6 +144,15 @@ def random_pretraining(folder: Path, words: list[str], evaluates: bool = True) -
     """A run of text with checkpoints of steps 30 and 40, and the figures of its held-out text."""
     with random_training(30, 40, evaluates=evaluates):
         done(*words, "--dir", folder)
+
+
+def random_bert(once: Once, words: list[str]) -> Path:
+    """The run of text that the tests of all folders share; `once` is the fixture, `words` its command."""
+    return once("random/whole", lambda folder: random_pretraining(folder, words))
+
+
+def random_elmo(once: Once, words: list[str]) -> Path:
+    return once("random/elmo", lambda folder: random_pretraining(folder, words, evaluates=False))
 
 
 def random_task(folder: Path, source: Path, files: Path, kind: str) -> None:

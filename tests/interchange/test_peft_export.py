@@ -57,4 +57,5 @@ def test_adapters_are_what_peft_adds_to_the_base(name, targets, task, saved, ada
             assert_close(whole[tensor], x + 3.0 * (product.T if "c_" in module else product), atol=1e-5)
             assert_differs(whole[tensor], x, 1e-2)
         else:
+            assert not any(re.fullmatch(pattern, module) for pattern in config["target_modules"].split("|")), module
             assert np.array_equal(whole[tensor], x)

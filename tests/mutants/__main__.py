@@ -38,6 +38,9 @@ KEPT = ROOT / ".cache" / "mutants.json"
 LEAST_TIMEOUT = 240.0
 """Seconds: also of the runs that tests share, which are trained once in each run of the tests."""
 NOT_FOUND = int(pytest.ExitCode.USAGE_ERROR)
+QUICK, ALL = "not long and not parity", "not long or long"
+"""Marks: a test with quick cases must see its fault by these. Both compile programs as the quick suite does."""
+_FAILED = ("FAILED tests/", "ERROR tests/")
 _STAMPS = itertools.count(1_000_000_000)
 
 
@@ -68,20 +71,10 @@ def write(file: Path, text: str) -> None:
     os.utime(file, (stamp, stamp))
 
 
-def run_tests(tree: Path, ids: tuple[str, ...], timeout: float) -> tuple[int | None, str]:
-    """pytest's exit code in a tree, None where it took too long; and the end of what it said."""
+def run_tests(tree: Path, ids: tuple[str, ...], timeout: float, marks: str = QUICK) -> tuple[int | None, str]:
+    """pytest's exit code in a tree, None where it took too long; and what failed, with the end of what it said."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "--tb=line", "--durations=0"]
-    # A row may name a test of the long suite too; programs are compiled as in the quick one.
-    command += [
-        "-m",
-        "not long or long",
-        "--durations-min=60",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "tests.mutants.origin",
-        *ids,
-    ]
+    command += ["-m", marks, "--durations-min=60", "-p", "no:cacheprovider", "-p", "tests.mutants.origin", *ids]
     command += ["--basetemp", str(tree.with_name(f"{tree.name}-temporary"))]  # another pytest would clear the usual one
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "PYTEST", "COV"))}
     env["PYTHONPATH"] = str(tree)  # of the commands that tests start
@@ -95,8 +88,11 @@ def run_tests(tree: Path, ids: tuple[str, ...], timeout: float) -> tuple[int | N
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return None, ""
-    end = "\n".join(out.splitlines()[-12:])
-    if re.search("^ImportError while loading conftest", out, re.M):
+    if process.returncode == pytest.ExitCode.NO_TESTS_COLLECTED and marks == QUICK:
+        return run_tests(tree, ids, timeout, ALL)
+    lines = out.splitlines()
+    end = "\n".join([line for line in lines[:-12] if line.startswith(_FAILED)] + lines[-12:])
+    if any(line.startswith("ImportError while loading conftest") for line in lines):
         return int(pytest.ExitCode.INTERRUPTED), end  # as where a file of tests cannot be imported
     if not re.search("^ERROR: not found: ", out, re.M):  # the code is another one where a plug-in warns behind it
         return process.returncode, end
@@ -104,12 +100,15 @@ def run_tests(tree: Path, ids: tuple[str, ...], timeout: float) -> tuple[int | N
     if functions == ids:
         return NOT_FOUND, end
     # The cases of a test may be made of the code: one of them is gone with the fault.
-    return run_tests(tree, functions, timeout)
+    return run_tests(tree, functions, timeout, marks)
 
 
-def failed(output: str) -> tuple[str, ...]:
-    """The tests, or files of tests that cannot be imported, which pytest's summary says failed."""
-    return tuple(re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.M))
+def failed(output: str, ids: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the tests that pytest's summary says failed; all of a file that cannot be imported; else all."""
+    rest = [line.partition(" ")[2] for line in output.splitlines() if line.startswith(_FAILED)]
+    named = {max((each for each in ids if line.startswith(each)), key=len, default="") for line in rest}
+    files = {line.partition(" - ")[0] for line in rest}
+    return tuple(each for each in ids if each in named or each.partition("::")[0] in files) or ids
 
 
 def verdict(code: int | None, output: str) -> tuple[str, str]:
@@ -188,35 +187,40 @@ class Runner:
         seconds, wrong = self.baseline(row, tree)
         if wrong:
             return BROKEN, f"they fail without the fault:\n{wrong}"
-        found, why = SURVIVED, ""
+        results = []
         for tests in row.rounds():
-            found, why = self.judge(row, tree, tests, (whole, mutated), max(LEAST_TIMEOUT, 5 * seconds))
-            if found != SURVIVED:
-                break
-        return found, why
+            results.append(self.judge(row, tree, tests, (whole, mutated), max(LEAST_TIMEOUT, 5 * seconds)))
+            if results[-1][0] in GOOD:
+                return results[-1]
+        return next((result for result in results if result[0] != SURVIVED), (SURVIVED, ""))
 
     def judge(
         self, row: Mutant | Fault, tree: Path, tests: tuple[str, ...], texts: tuple[str, str], timeout: float
     ) -> tuple[str, str]:
-        """What the tests say of a fault, without those that fail in the copy even without it: they see nothing."""
+        """What the tests say of a fault. A test sees it that fails with it and passes without it, both in a run of its
+        own; others are left out. The tests of a table's row were run without the fault, as its baseline."""
         whole, mutated = texts
-        while True:
-            write(tree / row.file, mutated)
+
+        def run(text: str, tests: tuple[str, ...]) -> tuple[int | None, str]:
+            write(tree / row.file, text)
             try:
-                code, output = run_tests(tree, tests, timeout)
+                return run_tests(tree, tests, timeout)
             finally:
                 write(tree / row.file, whole)
+
+        while True:
+            code, output = run(mutated, tests)
             found, why = verdict(code, output)
-            if found != KILLED or isinstance(row, Mutant):  # the tests of a table's row were run as its baseline
+            if found not in GOOD or isinstance(row, Mutant):
                 return found, why
-            seeing = set(failed(output) or tests)
-            if seeing <= self.sound or run_tests(tree, tuple(sorted(seeing)), timeout)[0] == 0:
-                self.sound |= seeing
+            seeing = failed(output, tests)
+            known = set(seeing) <= self.sound
+            if known or (run(whole, seeing)[0] == 0 and (seeing == tests or run(mutated, seeing)[0] != 0)):
+                self.sound.update(seeing)
                 return found, why
-            left = tuple(test for test in tests if not {test, test.partition("::")[0]} & seeing)
-            if left in (tests, ()):
-                return BROKEN, f"without the fault they fail too: {' '.join(sorted(seeing))}"
-            tests = left
+            tests = tuple(test for test in tests if test not in seeing)
+            if not tests:
+                return BROKEN, f"without the fault they fail too, or with it only behind others: {' '.join(seeing)}"
 
     def work(self, row: Mutant | Fault) -> None:
         tree, started = self.trees.get(), time.monotonic()

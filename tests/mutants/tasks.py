@@ -277,7 +277,7 @@ TASKS = (
          f"{_MIX}test_a_tasks_head_sees_words_alone"),
         ("features.padding-in-the-largest", "jnp.where(inside_BLX, x_BLX, -jnp.inf).max(1)",
          "jnp.where(True, x_BLX, -jnp.inf).max(1)",
-         f"{_MIX}test_a_tasks_head_sees_words_alone"),
+         f"{_MIX}test_two_texts_are_matched_by_both_their_distance_and_their_product"),
     ),
     *mutants_of(
         "models/heads/crf.py",

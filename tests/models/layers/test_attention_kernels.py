@@ -38,7 +38,7 @@ CASES = {
     "padded_16_bit": Case("padded", 45, 64, "bfloat16", 0.0),
     "causal_16_bit": Case("causal", 64, 96, "bfloat16", 0.1),
 }
-QUICK = [("tpu", "padded"), ("tpu_long", "packed_banded"), ("gpu", "causal_16_bit"), ("gpu", "packed_banded")]
+QUICK = [("tpu", "padded_16_bit"), ("tpu_long", "packed_banded"), ("gpu", "causal_16_bit"), ("gpu", "packed_banded")]
 TILES = {"tpu": (32, 16), "gpu": (16, 16), "tpu_long": (16, 32)}
 
 

@@ -144,9 +144,9 @@ def test_redrawn_layers_are_the_top_ones_and_the_rest_is_kept_to_the_bit(source,
 @pytest.mark.parametrize(
     ("family", "count"),
     [
-        ("bert", 2),
+        ("bert", 1),
         ("gpt", 2),
-        *long(*((family, 1) for family in ("bert", "gpt", "elmo")), ("elmo", 2)),
+        *long(("bert", 2), ("gpt", 1), ("elmo", 1), ("elmo", 2)),
     ],
 )
 def test_every_family_has_layers_to_redraw(family, count):

@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.random_runs import random_pretraining, random_task
+from tests.helpers.random_runs import random_bert, random_elmo, random_task
 
 
 @pytest.fixture(scope="session")
 def tiny_run(once, tiny_words: list[str]) -> Path:
     """The run of text of all tests, with weights drawn at random."""
-    return once("random/whole", lambda folder: random_pretraining(folder, tiny_words))
+    return random_bert(once, tiny_words)
 
 
 @pytest.fixture(scope="session")
 def elmo_run(once, elmo_words: list[str]) -> Path:
-    return once("random/elmo", lambda folder: random_pretraining(folder, elmo_words, evaluates=False))
+    return random_elmo(once, elmo_words)
 
 
 @pytest.fixture(scope="session")

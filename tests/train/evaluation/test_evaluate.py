@@ -137,6 +137,7 @@ def test_more_lanes_than_held_out_words_are_refused(elmo_run, capsys):
     assert "too few for 10000 lanes; lower data.batch (held out: evaluate.batch)" in err
 
 
+@pytest.mark.usefixtures("one_device")
 def test_the_best_checkpoint_is_taken_and_a_better_step_is_told(task_run, tmp_path):
     run = shutil.copytree(task_run("classify"), tmp_path / "run")
     with (run / "metrics.jsonl").open("a") as file:
