@@ -168,3 +168,10 @@ def test_what_a_run_refuses_has_no_meaning_for_it():
 @pytest.mark.parametrize("words", ["--version", "pretrain --version", "pretrain bert.tiny --version"])
 def test_the_version_is_printed(capsys, words):
     assert help_of(capsys, words) == f"contexture {contexture.__version__}\n"
+
+
+def test_each_command_stands_in_its_group():
+    blocks = dict(block.split("\n", 1) for block in main_page().split("\n\n")[1:])
+    for group in GROUPS:
+        names = [line.split()[0] for line in blocks[group].splitlines()]
+        assert names == [name for name, command in COMMANDS.items() if command.group == group] != []

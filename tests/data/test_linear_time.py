@@ -23,8 +23,8 @@ from tests.helpers.long import long
 
 SIZE = 1 << 20
 QUICK = 1 << 17
-"""Letters of a line, in the long suite and in the quick one. What is quadratic in Python takes minutes for both; what is
-quadratic in a library is seen at the full size alone."""
+"""Letters of a line, in the long suite and in the quick one. What is quadratic in Python takes minutes for both; what
+is quadratic in a library is seen at the full size alone."""
 SIZES = (
     pytest.param(QUICK, marks=pytest.mark.timeout(10)),
     pytest.param(SIZE, marks=[pytest.mark.long, pytest.mark.timeout(60)]),

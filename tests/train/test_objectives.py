@@ -92,3 +92,34 @@ def test_padding_is_no_place_of_an_answer_in_the_loss():
     # A row that only fills up a batch has nothing but padding.
     nothing, _ = cross_entropy(without_padding(jnp.asarray(logits_BLC), jnp.zeros((3, 9)))[:, :, 0], jnp.arange(3))
     assert np.isfinite(nothing).all()
+
+
+SHAPES = {"mlm": (3, 7), "nsp": (2,), "classify": (4,), "choice": (4,), "tag": (5, 6), "span": (5, 2), "regress": (1,)}
+COUNTS = {"labels": 4, "is_random": 2, "tags": 6, "starts": 5, "ends": 5}
+"""Of each head, the dims behind the first; of each field of whole numbers, how many there are."""
+
+
+@pytest.mark.parametrize("name", ["mlm_nsp", "classify", "regress", "tag", "choice", "span"])
+def test_lines_that_fill_up_a_batch_change_no_sum(name: str):
+    objective, rng, lines = OBJECTIVES[name], np.random.default_rng(5), 5
+    sizes = {"B": (lines,), "BL": (lines, 5), "BP": (lines, 3), "BA": (lines, 4)}
+    batch: dict[str, Any] = {}
+    for field, kind in objective.fields.items():
+        dtype, dims = kind.split()
+        numbers = (
+            rng.integers(0, COUNTS.get(field, 3), sizes[dims]) if dtype == "i32" else rng.uniform(1, 2, sizes[dims])
+        )
+        batch[field] = numbers.astype({"i32": np.int32, "f32": np.float32}[dtype])
+    batch["valid"] = np.ones(lines, np.float32)
+    heads = {head: rng.normal(size=(lines, *SHAPES[head])).astype(np.float32) for head in objective.heads}
+    for field in batch.keys() & {"valid", "weights", "slot_weights", "tag_weights"}:
+        batch[field][3:] = 0
+    sums = objective.sums(Outputs(NOTHING, {head: jnp.asarray(x) for head, x in heads.items()}), batch)
+    alone = objective.sums(
+        Outputs(NOTHING, {head: jnp.asarray(x[:3]) for head, x in heads.items()}),
+        {field: x[:3] for field, x in batch.items()},
+    )
+    assert sums.keys() == alone.keys()
+    for each, own in alone.items():
+        expected = float(own.total), float(own.weight)
+        assert (float(sums[each].total), float(sums[each].weight)) == pytest.approx(expected, rel=1e-5), each

@@ -6,6 +6,8 @@ import json
 import pytest
 
 from contexture.configs import recipe
+from contexture.models.config import MAX_SIZE
+from contexture.train.errors import ConfigError
 from contexture.train.run_file import fingerprint, resolve_schedule, warmup_note
 from tests.helpers.commands import run_command
 
@@ -37,3 +39,11 @@ def test_the_warmup_is_said_and_run_json_keeps_what_was_given(capsys, tmp_path, 
         assert code == start_or_run, err
         assert "warning: optim.warmup=500 leaves none of the 10 steps; the warm-up takes 1 steps instead" in err
         assert json.loads((tmp_path / "run" / "run.json").read_text())["config"]["optim"]["warmup"] == 500
+
+
+def test_a_run_has_as_many_steps_as_a_number_of_them_may_say():
+    base = recipe("bert.tiny")
+    run = dataclasses.replace(base, steps=0, epochs=1.0, data=dataclasses.replace(base.data, batch=1))
+    assert resolve_schedule(run, MAX_SIZE).steps == MAX_SIZE
+    with pytest.raises(ConfigError, match=f"epochs=1 are .* steps, more than {MAX_SIZE:,}; lower --epochs"):
+        resolve_schedule(run, MAX_SIZE + 1)

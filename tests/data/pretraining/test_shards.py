@@ -313,3 +313,11 @@ def test_shards_made_for_something_else_are_refused(tmp_path: Path):
         run = Run(data=data) if stream == "sentence_pairs" else Run(model=GptConfig(), data=data)
         with pytest.raises(ConfigError, match=message):
             open_data(run, tmp_path / "run", NEVER)
+
+
+def test_text_that_is_not_there_is_asked_for_by_its_option(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("A b c.\n", "utf-8")
+    here, nowhere = str(tmp_path / "a.txt"), str(tmp_path / "nowhere")
+    for path, dev, option in ((here, (nowhere,), "data.dev"), (nowhere, (), "data.path")):
+        with pytest.raises(DataError, match=rf"nowhere: {option} names no such file or folder"):
+            prepare(DataConfig(path=(path,), dev=dev), TOKENIZER, tmp_path / "shards")

@@ -13,8 +13,8 @@ from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import bert_texts
 from contexture.data.tasks.batches import HeldOutTask, TaskBatches, sequence_length
-from contexture.data.tasks.encode_examples import encode
-from contexture.data.tasks.example_store import ExampleStore
+from contexture.data.tasks.encode_examples import MAX_BATCH, check_batch, encode
+from contexture.data.tasks.example_store import ExampleStore, sha256_of
 from contexture.data.tasks.example_tokens import encode_chunk, in_memory, same_shape
 from contexture.data.tasks.examples import Pair, Tagged, Text
 from contexture.data.tasks.labels import Labels, class_weights
@@ -210,3 +210,21 @@ def test_a_folder_that_was_harmed_is_known(tmp_path):
             ExampleStore.open(encoded.folder).verify()
         file.write_bytes(whole)
     ExampleStore.open(encoded.folder).verify()
+
+
+def test_a_batch_that_cannot_be_is_refused_by_what_it_counts():
+    check_batch(1), check_batch(MAX_BATCH)
+    for args, line in (
+        ((0,), "batch=0 is not a positive number of sentences"),
+        ((-1, "prompts"), "batch=-1 is not a positive number of prompts"),
+        ((MAX_BATCH + 1,), f"batch={MAX_BATCH + 1} is more than {MAX_BATCH} sentences at a time; give fewer"),
+    ):
+        with pytest.raises(DataError) as caught:
+            check_batch(*args)
+        assert str(caught.value) == line
+
+
+def test_a_set_of_tfds_has_digests_of_its_own(tmp_path: Path):
+    (tmp_path / "a.tsv").write_text("x", "utf-8")
+    assert sha256_of(str(tmp_path / "a.tsv")) == "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
+    assert sha256_of("tfds:glue/sst2") == ""

@@ -253,6 +253,26 @@ def test_what_is_wrong_is_told_in_one_line(
     assert _refused(tmp_path / name, content, TaskConfig(**{"kind": "classify", **task})).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [
+        *(("classify", option) for option in ("text", "second", "label")),
+        *(("regress", option) for option in ("text", "second", "label")),
+        *(("tag", option) for option in ("text", "label")),
+        *(("choice", option) for option in ("text", "label")),
+        *(("span", option) for option in ("text", "second", "label", "answer_start")),
+    ],
+)
+def test_a_column_without_a_name_is_asked_for_by_its_option(tmp_path: Path, kind: str, option: str):
+    given = {"text": "1", "label": "2"} | ({"second": "3", "answer_start": "4"} if kind == "span" else {})
+    given |= {"choices": ("4", "5")} if kind == "choice" else {}
+    task = TaskConfig(**{"kind": kind, "header": "no", **given, option: "name"})
+    message = _refused(tmp_path / "a.csv", "a,b,c,d,e\n", task)
+    assert message.startswith(
+        f"a.csv: columns have no names here, and --task.{option.replace('_', '-')} is 'name'; give"
+    )
+
+
 def test_a_field_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tables, "LONGEST_FIELD", 1000)
     message = _refused(tmp_path / "a.csv", 'text,label\na,"' + "word\n" * 1000)

@@ -244,6 +244,13 @@ def test_learning_forgets_the_rarest_words_first(monkeypatch: pytest.MonkeyPatch
     assert [tokenizer.token(number) for number in _whole(tokenizer, " often word7")][0] == " often"
 
 
+def test_words_are_forgotten_where_there_are_more_than_fit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(word_counts, "MAX_WORDS", 3)
+    assert word_counts.count(["a a a b b c"], str.split) == {"a": 3, "b": 2, "c": 1}
+    assert word_counts.count(["a a a b b c d"], str.split) == {"a": 3, "b": 2}
+    assert word_counts.count(["a a a b b c d", "e f"], str.split) == {"a": 3}  # twice is next
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_the_texts_raise_comes_through_unchanged(kind: str):
     raised = OSError("enough")

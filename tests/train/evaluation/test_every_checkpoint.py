@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -288,3 +289,14 @@ def test_held_out_text_is_evaluated_at_every_checkpoint(tiny_run, tmp_path):
     assert steps_of(result) == [30, 40] and (tmp_path / "checkpoints.jsonl").is_file()
     both = {row["step"]: row["metrics"]["loss"] for row in result["checkpoints"] if row["step"] in held}
     assert both == pytest.approx({step: held[step] for step in both}, abs=1e-5) and 40 in both
+
+
+def test_results_of_removed_checkpoints_stand_in_the_order_of_their_steps():
+    class Stored:
+        def removed_steps(self) -> set[int]:
+            return {50, 10, 30}
+
+    given: Any = Stored()
+    assert [*module._Evaluation._with_removed([20, 40], given)] == [10, 20, 30, 40, 50]
+    assert [*module._Evaluation._with_removed([None], given)] == [None, 10, 30, 50]
+    assert [*module._Evaluation._with_removed([20, 40], None)] == [20, 40]

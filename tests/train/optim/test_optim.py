@@ -1,6 +1,7 @@
 """Optimizers and schedules against references written from the papers' formulas in plain NumPy."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -224,3 +225,24 @@ def test_what_is_frozen_has_no_rate():
         _shares(frozen_layers=4)
     with pytest.raises(ConfigError, match="leaves nothing to train"):
         _shares(frozen=("backbone", "heads"))
+
+
+TAKEN_AND_REFUSED = {
+    "peak_lr": ([1e-30, 1e3], [0.0, -1e-9, math.inf]), "final_lr": ([0.0, 1.0], [-1e-9, 1.001]),
+    "b1": ([0.0, 0.999], [-1e-9, 1.0]), "b2": ([0.0, 0.9999], [-1e-9, 1.0]), "eps": ([1e-30, 2.0], [0.0, math.inf]),
+    "weight_decay": ([0.0, 2.0], [-1e-9, math.inf]), "mix_lr": ([0.0, 2.0], [-1e-9, math.inf]),
+    "lora_alpha": ([1e-9, 64.0], [0.0, math.inf]), "clip": ([0.0, 2.0], [-1e-9, math.inf]),
+    "gradient_scale": ([1e-9, 2.0], [0.0, math.inf]), "warmup_fraction": ([0.0, 0.999], [-1e-9, 1.0]),
+    "layer_decay": ([1e-9, 1.0], [0.0, 1.001]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TAKEN_AND_REFUSED)
+def test_a_number_is_taken_up_to_its_bounds(name):
+    taken, refused = TAKEN_AND_REFUSED[name]
+    usual: dict[str, Any] = dict(name="adamw", schedule="linear", warmup=0)
+    for value in taken:
+        assert getattr(OptimConfig(**usual, **{name: value}), name) == value
+    for value in (*refused, math.nan):
+        with pytest.raises(ValueError, match=f"optim.{name.replace('_', '-')}={value} is not "):
+            OptimConfig(**usual, **{name: value})

@@ -151,6 +151,36 @@ def test_a_slice_of_a_large_array_counts_as_a_slice():
 
 
 @pytest.mark.parametrize(
+    ("instruction", "numbers"),
+    [
+        ("f32[3,8]{1,0} slice(%x)", 2 * 3 * 8),
+        ("f32[4,8]{1,0} gather(%x, %i)", 2 * 4 * 8),
+        ("f32[2,8]{1,0} dynamic-slice(%x, %i, %i)", 2 * 2 * 8),
+        ("f32[100,8]{1,0} dynamic-update-slice(%x, %u, %i, %i)", 2 * 5 * 8),
+        ("f32[100,8]{1,0} scatter(%x, %i, %u)", 3 * 5 * 8),
+        ("f32[100,8]{1,0} add(%x, %x)", 3 * 100 * 8),
+        ("f32[5,8]{1,0} negate(%u)", 2 * 5 * 8),
+        ("f32[5,8]{1,0:S(1)} negate(%u)", 5 * 8),  # what is in fast memory is not written to the large one
+        ("f32[8,100]{0,1} bitcast(%x)", 0),
+        ("f32[100,8]{1,0} copy-done(%x)", 0),
+        ("(f32[100,8]{1,0}, f32[100,8]{1,0}, u32[]) copy-start(%x)", 2 * 100 * 8),
+        ("(f32[100,8]{1,0}, f32[3,8]{1,0:S(1)}, u32[]) slice-start(%x)", 3 * 8),
+    ],
+)
+def test_an_instruction_reads_and_writes_what_it_needs_of_its_arrays(instruction, numbers):
+    program = parse(f"""HloModule m
+
+ENTRY %main (x: f32[100,8], u: f32[5,8], i: s32[4]) -> f32[] {{
+  %x = f32[100,8]{{1,0}} parameter(0)
+  %u = f32[5,8]{{1,0}} parameter(1)
+  %i = s32[4]{{0}} parameter(2)
+  ROOT %y = {instruction}
+}}
+""")
+    assert costs.costs(program).memory_bytes == 4 * numbers
+
+
+@pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("  %a.1 = f32[2,3]{1,0} add(%x, %y)", ("a.1", "add", ("x", "y"), [(2, 3)])),
