@@ -100,7 +100,7 @@ def _code(tree: ast.AST) -> Iterator[ast.AST]:
                 continue
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                 continue  # a docstring, or the text below an attribute
-            if isinstance(node, ast.Raise) or _speaks(node):
+            if isinstance(node, ast.Raise) or _speaks(node) or _is_for_types(node):
                 continue
             yield node
             yield from _code(node)
@@ -115,6 +115,15 @@ def _speaks(node: ast.AST) -> bool:
         and isinstance(owner.value, ast.Name)
         and owner.value.id in ("logger", "warnings")
     )
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    """Returns whether a node is for the type checker alone: what it imports, a name of a type."""
+    if isinstance(node, ast.If):
+        return ast.unparse(node.test) == "TYPE_CHECKING"
+    if isinstance(node, ast.AnnAssign):
+        return ast.unparse(node.annotation) == "TypeAlias"
+    return isinstance(node, ast.Assign) and ast.unparse(node.value).startswith(("TypeVar(", "NewType("))
 
 
 def _changes(node: ast.AST, lines: list[bytes]) -> Iterator[tuple[int, int, int, str]]:
@@ -177,7 +186,8 @@ def _arguments(node: ast.Call, lines: list[bytes]) -> Iterator[tuple[int, int, i
         yield each.lineno, each.col_offset, behind, ""
     if len(node.args) > 1 and all(map(_is_one_line, node.args[:2])) and node.args[0].lineno == node.args[1].lineno:
         a, b = node.args[:2]
-        if isinstance(a, ast.Starred) or isinstance(b, ast.Starred):
+        is_symmetric = isinstance(node.func, ast.Attribute) and node.func.attr == "swapaxes"
+        if isinstance(a, ast.Starred) or isinstance(b, ast.Starred) or is_symmetric:
             return
         assert a.end_col_offset is not None and b.end_col_offset is not None
         line = lines[a.lineno - 1]

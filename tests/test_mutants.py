@@ -193,6 +193,12 @@ _SOURCE = '''def f(a, b=1):
         return g(a, b, k="ä")[0]
     logger.info("x" + "y")
     raise ValueError(a < b)
+
+
+T = TypeVar("T")
+Of: TypeAlias = "list[int]"
+if TYPE_CHECKING:
+    from a import b
 '''
 
 

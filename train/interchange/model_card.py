@@ -148,6 +148,6 @@ def _measured(folder: Path, step: int) -> Mapping[str, float]:
     measured: dict[str, float] = {}
     for record in read_metrics(folder / "metrics.jsonl"):
         if record["split"] == "dev" and record["step"] <= step:
-            measured = {name: x for name, x in record.items() if isinstance(x, float) and name != "step"}
+            measured = {name: x for name, x in record.items() if isinstance(x, float)}
             measured = {"step": record["step"], **measured}
     return measured

@@ -1,6 +1,7 @@
 """A step that updates the rows it reads is the step that updates the whole table."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from contexture.data.config import DataConfig
 from contexture.models.config import ElmoConfig
@@ -19,7 +21,7 @@ from contexture.train import step as steps
 from contexture.train.compilation import programs
 from contexture.train.config import Run
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
-from contexture.train.optim.row_updates import select_rows
+from contexture.train.optim.row_updates import _shard_rows, select_rows
 from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.plan.plan import CompiledPlan, plan
 from contexture.train.plan.topology import topology
@@ -231,3 +233,12 @@ def test_a_step_reads_and_writes_the_rows_of_each_table_once(by_rows):
     with jax.set_mesh(mesh):
         counts = table_reads(step, by_rows[1][0], batch_of(0))
     assert counts == {"gather": 4, "scatter": 4}
+
+
+@pytest.mark.parametrize(("axes", "placed"), [({"fsdp": 2, "tensor": 2}, (None, "fsdp")), ({"data": 2}, ())])
+def test_rows_are_sharded_as_their_table_but_for_the_first_dim(axes, placed):
+    mesh = meshes.build(MeshConfig(**axes), jax.devices()[: int(np.prod([*axes.values()]))])
+    rows, table = np.arange(64, dtype=np.float32).reshape(4, 16), np.zeros((8, 16), np.float32)
+    with jax.set_mesh(mesh):
+        result = jax.jit(functools.partial(_shard_rows, dims="VD"))(rows, table=table)
+    assert np.array_equal(result, rows) and result.sharding.spec == PartitionSpec(*placed)
