@@ -129,6 +129,10 @@ def test_a_file_that_is_read_whole_has_a_limit(tmp_path: Path, monkeypatch: pyte
 def test_a_row_over_many_lines_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tables, "LONGEST_ROW", 1000)
     (tmp_path / "a.csv").write_text("text,label\nb,c\n" + '"' + 'a\n","' * 1000)
+    row = '"' + "a\n" * 496 + 'b","c"\n'
+    assert len(row) == 1000
+    (tmp_path / "b.csv").write_text("text,label\n" + row)
+    assert len(list(tables.separated(tmp_path / "b.csv", True).rows)) == 1
     with pytest.raises(DataError, match=r"a\.csv:3: a row of more than 1,000 characters begins here; check its quotes"):
         list(tables.separated(tmp_path / "a.csv", True).rows)
 
@@ -142,8 +146,8 @@ def test_a_sentence_without_end_has_a_limit(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_cell_has_a_limit_and_is_an_odd_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(odd_rows, "LONGEST_FIELD", 10)
-    (tmp_path / "a.tsv").write_text(f"text\tlabel\n{'a' * 11}\tx\n")
-    with pytest.raises(DataError, match=r"a\.tsv:2: the text \(column 'text'\) has 11 characters, more than 10; break"):
+    (tmp_path / "a.tsv").write_text(f"text\tlabel\n{'a' * 10}\tx\n{'a' * 11}\tx\n")
+    with pytest.raises(DataError, match=r"a\.tsv:3: the text \(column 'text'\) has 11 characters, more than 10; break"):
         _task("classify")(tmp_path / "a.tsv")
 
 
@@ -153,6 +157,10 @@ def test_a_cell_of_a_columnar_file_has_a_limit(tmp_path: Path, monkeypatch: pyte
     column = pa.array(["a", "b" * 11])
     pq.write_table(pa.table({"text": column.dictionary_encode() if encoded else column}), tmp_path / "a.parquet")
     (_, row), *_ = Columnar(tmp_path / "a.parquet").rows()
+    pq.write_table(pa.table({"text": column.slice(0, 1)}), tmp_path / "b.parquet")
+    monkeypatch.setattr(columnar, "LONGEST_ROW", 1)
+    assert next(iter(Columnar(tmp_path / "b.parquet").rows()))[1]["text"] == "a"
+    monkeypatch.setattr(columnar, "LONGEST_ROW", 10)
     with pytest.raises(DataError, match=r"a\.parquet:0: column 'text' holds 11 bytes in a cell near here, more than"):
         row["text"]
 
