@@ -114,6 +114,14 @@ def test_case_and_accents_are_those_of_the_file_that_counts(lowercase: bool, acc
         assert again.fingerprint == plain.fingerprint and again.encode(TEXTS) == plain.encode(TEXTS)
 
 
+def test_further_special_tokens_are_named_in_the_settings(tmp_path: Path):
+    tokenizer = opened(tmp_path, "wordpiece", whole_of("wordpiece"), tokenizer_class=PLAIN)
+    name = "additional_special_tokens"
+    for special, expected in (({}, None), ({name: ["the", "absent"]}, ["the"])):
+        settings = json.loads(transformers_files(tokenizer, 64, special, [])["tokenizer_config.json"])
+        assert settings.get(name) == expected and (name in settings) == bool(expected)
+
+
 def test_without_a_word_on_case_a_bert_lower_cases(tmp_path: Path):
     """As transformers' BertTokenizer does, whatever tokenizer.json says; --lowercase decides."""
     whole = whole_of("wordpiece")

@@ -19,8 +19,8 @@ import pytest
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError, install_hint
 from contexture.train.loggers import trackers as module
-from contexture.train.loggers.trackers import Trackers, check_trackers, figures_of
-from contexture.train.loggers.wandb_tracker import history
+from contexture.train.loggers.trackers import Place, Trackers, check_trackers, figures_of
+from contexture.train.loggers.wandb_tracker import WandbTracker, history
 from contexture.train.options import LogConfig
 from contexture.train.run.report import Report
 from tests.helpers.logs import logged
@@ -339,3 +339,22 @@ def test_a_training_that_is_killed_and_resumed_sends_each_step_once(door, tiny_w
 )  # fmt: skip
 def test_the_reason_of_an_error_is_its_whole_first_sentence(error: str, reason: str):
     assert module._reason(RuntimeError(error)) == reason
+
+
+def test_a_run_on_the_server_goes_on_behind_what_it_has(tmp_path, monkeypatch):
+    """A split that it has nothing of begins with its first record, also where that is of step 0."""
+    given: dict[str, Any] = {}
+
+    class Served:
+        settings, offline = SimpleNamespace(wandb_dir=str(tmp_path)), False
+        summary, url = {"train/step": 7}, "https://server/runs/7"
+
+        def define_metric(self, name: str, step_metric: str) -> None:
+            given[name] = step_metric
+
+    monkeypatch.setattr("wandb.init", lambda **settings: given.update(settings) or Served())
+    tracker = WandbTracker(Place("name", tmp_path, {"seed": 1}, {"run": "abc"}))
+    assert (tracker.last_step("train"), tracker.last_step("dev")) == (7, -1)
+    assert tracker.where == "https://server/runs/7" and tracker.ids == {"run": "abc"}
+    assert given["train/*"] == "train/step" and given["dev/*"] == "dev/step"
+    assert (given["id"], given["name"], given["config"], given["resume"]) == ("abc", "name", {"seed": 1}, "allow")

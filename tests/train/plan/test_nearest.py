@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import jax
 import pytest
@@ -13,6 +13,7 @@ from contexture.train import mesh as meshes
 from contexture.train.config import Run
 from contexture.train.plan import topology as topologies
 from contexture.train.plan.chips import CHIPS
+from contexture.train.plan.describe import options_of
 from contexture.train.plan.plan import Plan, abstract_step
 from contexture.train.plan.suggest import nearest
 from contexture.train.plan.topology import Topology, topology
@@ -102,3 +103,11 @@ def test_a_fine_tuning_is_planned(monkeypatch, tmp_path):
     with jax.set_mesh(meshes.build(runs[1].mesh, jax.devices()[:8])):
         heads = [set(abstract_step(run, meshes.build(run.mesh, jax.devices()[:8]))[1].params) for run in runs]
     assert heads[0] == heads[2] and heads[1] == heads[3] == {"backbone", "heads_classify"} != heads[0]
+
+
+def test_the_options_of_a_plan_are_those_that_train_it():
+    made: Any = {"mesh": {"data": 2, "fsdp": 4}, "batch": 64, "accumulate": 2, "remat": "", "attention": "gpu"}
+    given = "--mesh.data 2 --mesh.fsdp 4 --data.batch 64 --optim.accumulate 2"
+    assert options_of(made) == given
+    made |= {"remat": "dots", "attention": "reference: no kernel for cpu"}
+    assert options_of(made) == f"{given} --model.remat dots --model.unroll 1 --model.attention reference"
