@@ -9,13 +9,19 @@ import jax
 import pytest
 
 from contexture.cli import main as cli
+from contexture.models.bert import training_flops
+from contexture.models.config import BertConfig
+from contexture.models.layers.remat import KEPT
 from contexture.train import mesh as meshes
 from contexture.train.config import Run
+from contexture.train.errors import ConfigError
+from contexture.train.objectives import batch_sizes
+from contexture.train.options import MeshConfig
 from contexture.train.plan import topology as topologies
 from contexture.train.plan.chips import CHIPS
 from contexture.train.plan.describe import options_of
 from contexture.train.plan.plan import Plan, abstract_step
-from contexture.train.plan.suggest import nearest
+from contexture.train.plan.suggest import MAX_PROGRAMS, _activations, _seconds, nearest, suggest
 from contexture.train.plan.topology import Topology, topology
 from contexture.train.run_file import RunRecord, write
 from tests.train.plan.test_plan import TINY, eight_devices, tiny
@@ -111,3 +117,67 @@ def test_the_options_of_a_plan_are_those_that_train_it():
     assert options_of(made) == given
     made |= {"remat": "dots", "attention": "reference: no kernel for cpu"}
     assert options_of(made) == f"{given} --model.remat dots --model.unroll 1 --model.attention reference"
+
+
+def test_suggestions_are_those_that_fit_and_then_the_fastest(monkeypatch):
+    """The stand-in's memory is by fsdp and parts, its time by data and attention: on four devices a few ways fit."""
+    compiled: list[Run] = []
+
+    def plan(run: Run, devices: Topology, name: str = "") -> Plan:
+        compiled.append(run)
+        made: Any = planned_by(lambda run: 2.0**23 / (run.mesh.fsdp * run.optim.accumulate))(run, devices, name)
+        attention = getattr(run.model, "attention", "")
+        used = "reference: no kernel for cpu" if attention == "auto" else attention
+        remat = getattr(run.model, "remat", "") or "none"
+        return made | {"attention": used, "remat": remat, "step_ms": 10.0 / run.mesh.data + run.optim.accumulate}
+
+    monkeypatch.setattr("contexture.train.plan.suggest.plan", plan)
+    devices = dataclasses.replace(topology("cpu:4"), memory=2.0**22)
+    plans = suggest(tiny(), devices)
+    fits = [made for made in plans if made["fits"]]
+    assert plans[: len(fits)] == fits and len(fits) >= 3 and len(plans) == len(compiled) <= MAX_PROGRAMS
+    for group in (fits, plans[len(fits) :]):
+        times = [made.get("step_ms", 0.0) for made in group]
+        assert times == sorted(times)
+    ways = {
+        (*made["mesh"].values(), made["accumulate"], made["remat"], made["attention"].partition(":")[0])
+        for made in plans
+    }
+    assert len(ways) == len(plans) and all(data * fsdp * tensor == 4 for data, fsdp, tensor, *_ in ways)
+    with pytest.raises(ConfigError, match="--suggest plans one size of batch; leave --data.ramp-from out"):
+        suggest(dataclasses.replace(tiny(), data=dataclasses.replace(tiny().data, ramp_from=4, ramp_steps=2)), devices)
+
+
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (4, 1, 1), (1, 4, 1), (2, 2, 1), (1, 1, 2), (2, 2, 2)])
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_a_step_is_estimated_by_products_and_messages(mesh, remat):
+    data, fsdp, tensor = mesh
+    run = dataclasses.replace(tiny(), mesh=MeshConfig(data=data, fsdp=fsdp, tensor=tensor))
+    run = dataclasses.replace(run, optim=dataclasses.replace(run.optim, accumulate=2))
+    model, chip, parameters = cast(BertConfig, run.model), CHIPS["v5e"], 10**9
+    slowdown = {"none": 1.0, "full": 4 / 3}[remat]
+    flops = training_flops(model, batch_sizes(run, run.data.batch))
+    compute = slowdown * flops / (data * fsdp * tensor) / chip.bf16
+    own = 4 * parameters / tensor
+    sent = 2 * own / fsdp * (data > 1)
+    gathers = {"none": 2, "full": 3}[remat]  # a layer that is computed twice is gathered once more
+    sent += 2 * (own + gathers * own / 2) * (fsdp > 1)
+    words = run.data.batch / (data * fsdp) * run.data.length
+    sent += 4 * model.layers * words * model.hidden * 2 * 2 * (tensor > 1)
+    messages = sent / chip.links
+    expected = max(compute, messages) + 0.1 * min(compute, messages)
+    assert _seconds(run, parameters, slowdown, chip) == pytest.approx(expected, rel=1e-12)
+    assert _seconds(run, parameters, slowdown, None) == slowdown
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_activations_are_estimated_by_what_each_layer_keeps(tensor, dtype, size, remat):
+    run = dataclasses.replace(tiny(), mesh=MeshConfig(tensor=tensor))
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, dtype=dtype))
+    model = cast(BertConfig, run.model)
+    whole = {"none": 6, "dots": 2, "full": 1}[remat]
+    kept = whole + (KEPT[remat] - whole) / tensor
+    expected = 3 * run.data.length * model.hidden * size * (kept * model.layers + 40 / tensor)
+    assert _activations(run, 3, remat) == pytest.approx(expected, rel=1e-12)
