@@ -1,0 +1,71 @@
+"""The FLOPs of a step, from which a run's MFU is told: twice each number of a kernel for each vector it multiplies, and
+three times as much with the backward pass. The kernels are those of the model as it is built."""
+
+import math
+import re
+from typing import Any
+
+import pytest
+
+from contexture.configs import recipe
+from contexture.models import bert, elmo, gpt, vectors
+from contexture.models.config import VectorsConfig
+from tests.models.test_shapes import _parameters
+
+SIZE = {"B": 3, "L": 16, "P": 2}
+
+
+def numbers(name: str, kernels: str) -> int:
+    """How many numbers the kernels of these paths hold."""
+    return sum(math.prod(x) for path, x in _parameters(name).items() if re.fullmatch(kernels, path))
+
+
+@pytest.mark.parametrize(("P", "A"), [(2, 1), (0, 1), (0, 4)])
+def test_a_berts_flops_are_those_of_its_kernels(P, A):
+    model: Any = recipe("bert.tiny").model
+    attention = 2 * 2 * 16 * model.hidden  # of one token with each of 16, for the weights and for the sum
+    token = 2 * numbers("bert.tiny", "backbone/layers/.*kernel") + model.layers * attention
+    slot = 2 * numbers("bert.tiny", "heads_mlm/transform/kernel|backbone/embeddings/tokens")
+    text = 16 * token + P * slot + 2 * numbers("bert.tiny", "backbone/pooler/kernel")
+    assert bert.training_flops(model, {"B": 3, "L": 16, "P": P, "A": A}) == 3 * 3 * A * text
+
+
+@pytest.mark.parametrize("A", [1, 4])
+def test_a_gpts_flops_are_those_of_its_kernels(A):
+    model: Any = recipe("gpt.tiny").model
+    token = 2 * numbers("gpt.tiny", "backbone/(layers/.*kernel|embeddings/tokens)")
+    token += model.layers * 2 * 2 * 16 * model.hidden
+    assert gpt.training_flops(model, {"B": 3, "L": 16, "A": A}) == 3 * 3 * A * 16 * token
+
+
+@pytest.mark.parametrize("S", [None, 100])
+def test_an_elmos_flops_are_those_of_its_kernels(S):
+    """A filter is at W - width + 1 places of a word; an output of the softmax costs a vector of its table."""
+    model: Any = recipe("elmo.tiny").model
+    W, R = 50, 7
+    word = 2 * numbers("elmo.tiny", "backbone/embeddings/(highway|projection).*kernel")
+    for number, (width, _) in enumerate(model.filters):
+        word += 2 * (W - width + 1) * numbers("elmo.tiny", f"backbone/embeddings/filters_{number}/kernel")
+    ways = 2 * numbers(
+        "elmo.tiny", "backbone/layers/.*(kernel|project.*)"
+    )  # both directions, each of which sees every word
+    softmax = 2 * 2 * model.projection * (S or model.vocab)
+    size = {"B": 3, "L": 16, "W": W, "R": R} | ({"S": S} if S else {})
+    assert elmo.training_flops(model, size) == 3 * (R * word + 3 * 16 * (ways + softmax))
+
+
+def test_vectors_are_looked_up_and_multiply_nothing():
+    model = VectorsConfig(vocab=9, hidden=5)
+    assert vectors.training_flops(model, SIZE) == 0
+    assert vectors.activation_floats(model, SIZE) == 2 * 3 * 16 * 5
+    assert vectors.activation_floats(model, {**SIZE, "A": 4}) == 4 * 2 * 3 * 16 * 5
+
+
+@pytest.mark.parametrize("S", [None, 100])
+def test_an_elmos_activations_are_filters_gates_and_logits(S):
+    model: Any = recipe("elmo.tiny").model
+    filters = sum(count for _, count in model.filters)
+    size = {"B": 3, "L": 16, "W": 50, "R": 7} | ({"S": S} if S else {})
+    expected = 7 * filters * (50 + 6 * model.highway)
+    expected += 2 * 3 * 16 * (model.layers * 12 * model.cells + 2 * (S or model.vocab))
+    assert elmo.activation_floats(model, size) == expected
