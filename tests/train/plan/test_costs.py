@@ -196,3 +196,31 @@ def test_an_instruction_is_read(line, expected):
     assert (instruction.name, instruction.opcode, instruction.operands, shapes) == expected
     assert all(array.in_memory == ("S(1)" not in line or array.shape == ()) for array in instruction.result)
     assert math.prod(instruction.result[0].shape) == instruction.result[0].size
+
+
+@pytest.mark.parametrize(
+    ("body", "told", "times"),
+    [("body", 7, 7), ("body", None, 6), ("windowed_dot_general_body", None, 3), ("body", 0, 1)],
+)
+def test_a_loop_runs_as_often_as_it_says_or_its_condition_counts(body, told, times):
+    """0: neither says so. A body of the partitioner's that passes a factor round the devices has two turns."""
+    bound = "  %n = s32[] constant(6)\n" if told != 0 else ""
+    count = f', backend_config={{"known_trip_count":{{"n":"{told}"}}}}' if told else ""
+    program = parse(f"""HloModule m
+
+%{body} (x: f32[4,4]) -> f32[4,4] {{
+  %x = f32[4,4]{{1,0}} parameter(0)
+  ROOT %y = f32[4,4]{{1,0}} dot(%x, %x), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+}}
+
+%condition (x: f32[4,4]) -> pred[] {{
+  %x = f32[4,4]{{1,0}} parameter(0)
+{bound}  ROOT %p = pred[] custom-call(%x)
+}}
+
+ENTRY %main (x: f32[4,4]) -> f32[4,4] {{
+  %x = f32[4,4]{{1,0}} parameter(0)
+  ROOT %y = f32[4,4]{{1,0}} while(%x), condition=%condition, body=%{body}{count}
+}}
+""")
+    assert sum(costs.costs(program).flops.values()) == times * 2 * 4 * 4 * 4

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from contexture.train.objectives import batch_sizes
 from contexture.train.options import MeshConfig
 from contexture.train.plan import topology as topologies
 from contexture.train.plan.chips import CHIPS
-from contexture.train.plan.describe import options_of
+from contexture.train.plan.describe import describe_all, options_of
 from contexture.train.plan.plan import Plan, abstract_step
 from contexture.train.plan.suggest import MAX_PROGRAMS, _activations, _seconds, nearest, suggest
 from contexture.train.plan.topology import Topology, topology
@@ -181,3 +182,33 @@ def test_activations_are_estimated_by_what_each_layer_keeps(tensor, dtype, size,
     kept = whole + (KEPT[remat] - whole) / tensor
     expected = 3 * run.data.length * model.hidden * size * (kept * model.layers + 40 / tensor)
     assert _activations(run, 3, remat) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_table_of_plans_has_a_row_for_each_and_the_options_of_the_best():
+    timed: Any = {
+        "mesh": {"data": 2, "fsdp": 4, "tensor": 1}, "batch": 64, "accumulate": 2, "remat": "dots", "fits": True,
+        "attention": "gpu: a kernel", "bytes_per_device": {"total": 3 * 2**29}, "step_ms": 12.6, "bound_by": "compute",
+        "mfu": 0.456, "days": 1.26,
+    }  # fmt: skip
+    untimed = {name: x for name, x in timed.items() if name not in ("step_ms", "bound_by", "mfu", "days")}
+    untimed |= {"remat": "", "attention": "", "fits": False, "bytes_per_device": {"total": 2**34}}
+    lines = describe_all([timed, timed | {"days": None}, cast(Plan, untimed)]).splitlines()
+    cells = [re.split("  +", line) for line in lines[:4]]
+    assert cells[0] == [
+        "mesh",
+        "batch",
+        "parts",
+        "remat",
+        "attention",
+        "GiB",
+        "fits",
+        "ms a step",
+        "bound by",
+        "MFU",
+        "days",
+    ]
+    assert cells[1] == ["2×4×1", "64", "2", "dots", "gpu", "1.5", "yes", "13", "compute", "0.46", "1.3"]
+    assert cells[2] == [*cells[1][:-1], "–"]
+    assert cells[3] == ["2×4×1", "64", "2", "–", "–", "16.0", "NO", "–", "–", "–", "–"]
+    assert lines[4:] == [f"options: {options_of(timed)}"]
+    assert describe_all([cast(Plan, untimed)]).splitlines()[-1] == "nothing fits; give more devices"
