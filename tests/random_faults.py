@@ -178,7 +178,7 @@ def _constants(value: object) -> Iterator[str]:
 def _arguments(node: ast.Call, lines: list[bytes]) -> Iterator[tuple[int, int, int, str]]:
     """Yields a call without one of its named arguments, and one with its first two exchanged."""
     for each in node.keywords:
-        if each.arg is None or not _is_one_line(each):
+        if each.arg in (None, "strict") or not _is_one_line(each):  # zip's lists are as long, with strict or without
             continue
         assert each.end_col_offset is not None
         line, end = lines[each.lineno - 1], each.end_col_offset

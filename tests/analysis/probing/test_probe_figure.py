@@ -75,6 +75,18 @@ def test_equal_differences_of_a_map_are_equal_differences_of_colour():
     assert labels == ["layer", "F1, from 0 to 1"]
 
 
+def test_a_map_has_each_layers_figure_at_its_place_and_a_gap_between_runs():
+    rows = [alone("a"), alone("b", f1=(0.1, 0.25, 0.375)), alone("b", 200, f1=(0.6, 0.5, 0.4))]
+    axes = steps_figure({("pos", "each"): rows}).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["words", "1", "2"]
+    columns = [row["layer_f1"] for row in rows]
+    written = {text.get_position(): text.get_text() for text in axes.texts}
+    expected = {(x, y): f"{value:.2f}" for x, column in enumerate(columns) for y, value in enumerate(column)}
+    assert {place: written.get(place) for place in expected} == expected
+    assert_close(np.asarray(axes.get_images()[0].get_array()), np.array(columns).T, atol=1e-12)
+    assert [np.asarray(line.get_xdata())[0] for line in axes.lines] == [0.5]
+
+
 def test_all_panels_of_one_figure_have_one_scale():
     rows = [mixed("a", differentials=(0.0, 0.0)), mixed("b"), mixed("c", differentials=(0.5, -0.1))]
     limits = [axes.get_ylim() for axes in tasks_figure(rows).axes]

@@ -21,7 +21,8 @@ HINDI = "हिन्दी भाषा में लिखा हुआ एक
      ("Éć ñ ü й ё ά", False),
      (unicodedata.normalize("NFD", "Éć ñ ü й ё ά"), False), ("漢字 中文", False), ("한국어 문장", False),
      ("العربية", False),
-     ("👍️ ok ❤️ x⃗", False), ("", False)],
+     ("👍️ ok ❤️ x⃗", False), ("", False),
+     *((f"a{chr(code)}", False) for code in (0x300, 0x36F, 0x1AB0, 0x1ABD, 0x1DC0, 0x1DFF, 0x20D0, 0x20F0))],
 )  # fmt: skip
 def test_marks_of_letters_are_told_from_accents(text: str, lost: bool):
     marks = LostMarks()
