@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -149,3 +150,31 @@ def test_a_folder_of_runs_lists_all_and_no_shared_folder_of_a_grid(tmp_path, cap
     (tmp_path / "features").mkdir()
     assert cli.main(["status", str(tmp_path / "features")]) == 2
     assert "is not a run: it holds no run.json" in capsys.readouterr().err
+
+
+TRAINING: Any = {
+    "run": "runs/a", "what": "bert pretraining", "state": "training", "process": "process 7", "step": 1500,
+    "steps": 4000, "loss": 2.34567, "held_out_loss": 2.5, "held_out_step": 1000, "tokens_per_second": 12345.6,
+    "seconds_left": 125.0, "seconds_since": 1.0, "stopped_early": False, "metric": "loss", "best": 2.25,
+    "best_step": 500, "checkpoint": 1200, "checkpoint_seconds": 61.4,
+}  # fmt: skip
+FIGURES = "  loss 2.3457, held out 2.5000 at step 1,000"
+
+
+@pytest.mark.parametrize(
+    ("more", "lines"),
+    [
+        ({}, ["  training, step 1,500 of 4,000 (38%); process 7",
+              f"{FIGURES}, best loss 2.25 at step 500, 12,346 tokens/s, 0:02:05 left",
+              "  last checkpoint: step 1,200, 0:01:01 ago"]),
+        ({"state": "stopped", "process": None, "seconds_left": None, "best_step": 1000, "stopped_early": True},
+         ["  stopped (stopped early), step 1,500 of 4,000 (38%)", FIGURES,
+          "  last checkpoint: step 1,200, 0:01:01 ago"]),
+        ({"process": None, "steps": None, "loss": None, "held_out_loss": None, "best": None, "seconds_left": None,
+          "checkpoint": None, "checkpoint_seconds": None}, ["  training, step 1,500", "  no checkpoint yet"]),
+        ({"tokens_per_second": None, "loss": None, "held_out_loss": None, "best": None, "checkpoint_seconds": None},
+         ["  training, step 1,500 of 4,000 (38%); process 7", "  0:02:05 left"]),
+    ],
+)  # fmt: skip
+def test_people_see_what_is_known_of_a_run(more, lines):
+    assert describe_status({**TRAINING, **more}).splitlines() == ["runs/a: bert pretraining", *lines]
