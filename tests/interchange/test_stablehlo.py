@@ -16,6 +16,8 @@ import pytest
 
 import contexture
 from contexture.data.layouts import bert_texts, text_batch
+from contexture.models.shapes import by_path
+from contexture.train.interchange import stablehlo
 from contexture.train.interchange.model_card import model_card
 from contexture.train.run_file import read
 from tests.conftest import ROOT
@@ -181,3 +183,27 @@ def test_another_format_is_one_clear_line(capsys, tmp_path):
 
     code, err = run_command(capsys, "export", GOLDEN / "bert_format_2", "onnx", "--to", tmp_path / "x")
     assert code == 2 and "stablehlo" in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("bert_format_2", {"hidden": "f32 BLD", "logits": "f32 BPV"}),
+        ("gpt_format_2", {"hidden": "f32 BLD", "logits": "f32 BLV"}),
+        ("elmo_format_2", {"hidden": "f32 BLD", "states": "f32 NBLD"}),
+        ("task_format_2", {"scores": "f32 BC"}),
+        ("elmo_task_format_1", {"scores": "f32 BL", "tags": "i32 BL"}),
+    ],
+)
+def test_a_program_has_these_outputs(name, expected):
+    run, (model, params, tokenizer) = read(GOLDEN / name).run, contexture.load(GOLDEN / name)
+    inputs = stablehlo._example(run, stablehlo._inputs(run), tokenizer)
+    outputs = jax.eval_shape(stablehlo._compute(run, model, tokenizer.size), by_path(params), inputs)
+    dims: Any = {"B": 2, "P": 1, "V": tokenizer.size, "L": inputs["mask"].shape[1]}
+    dims["D"] = getattr(run.model, "hidden", 8)
+    dims |= {"N": run.model.layers + 1, "C": len(read(GOLDEN / name).labels)}
+    assert {each: x.shape for each, x in outputs.items()} == {
+        each: tuple(dims[letter] for letter in kind.split()[1]) for each, kind in expected.items()
+    }
+    given = {each: np.zeros(x.shape, x.dtype) for each, x in outputs.items()}
+    assert stablehlo._output_dims(run, given) == list(expected.values())

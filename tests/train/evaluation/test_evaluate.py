@@ -8,10 +8,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import pytest
 
 import contexture
 from contexture.cli import main as cli
+from contexture.train.distributed import processes
+from contexture.train.evaluation import held_out
+from contexture.train.evaluation.request import EvaluationRequest
 from tests.helpers.commands import devices, run_command
 from tests.helpers.jobs import evaluate_in_two_processes
 from tests.helpers.logs import logged
@@ -199,3 +203,22 @@ def test_other_files_several_steps_and_splits(capsys, task_run, task_files, tmp_
     shown = capsys.readouterr().out
     assert "split  " in shown and "files  " not in shown
     assert "accuracy" in shown and "animal" in shown and "precision" in shown
+
+
+@pytest.mark.parametrize("to", ["results", ""])
+def test_several_processes_read_what_the_first_has_encoded(tmp_path, monkeypatch, to):
+    """In a folder beside the results, which all of them see; the first makes it, and removes it when it is done."""
+    told: dict[str, str] = {}
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes, "publish", told.__setitem__)
+    monkeypatch.setattr(processes, "wait_for", told.__getitem__)
+    request, beside = EvaluationRequest(run="run", to=to and str(tmp_path / to)), tmp_path / (to or "run/evaluations")
+    with held_out._temporary_folder(request, tmp_path / "run") as first:
+        assert first.parent == beside and beside.is_dir() and first.name.startswith(".encoded")
+        first.mkdir()
+        monkeypatch.setattr(jax, "process_index", lambda: 1)
+        with held_out._temporary_folder(request, tmp_path / "run") as second:
+            assert second == first
+        assert first.is_dir()
+        monkeypatch.setattr(jax, "process_index", lambda: 0)
+    assert not first.exists() and beside.is_dir()
