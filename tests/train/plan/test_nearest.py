@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import Any, cast
@@ -14,6 +15,7 @@ from contexture.models.bert import training_flops
 from contexture.models.config import BertConfig
 from contexture.models.layers.remat import KEPT
 from contexture.train import mesh as meshes
+from contexture.train.checkpoints.transfer import model_of
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_sizes
@@ -22,9 +24,10 @@ from contexture.train.plan import topology as topologies
 from contexture.train.plan.chips import CHIPS
 from contexture.train.plan.describe import describe_all, options_of
 from contexture.train.plan.plan import Plan, abstract_step
-from contexture.train.plan.suggest import MAX_PROGRAMS, _activations, _seconds, nearest, suggest
+from contexture.train.plan.suggest import MAX_PROGRAMS, _activations, _seconds, candidates, nearest, suggest
 from contexture.train.plan.topology import Topology, topology
 from contexture.train.run_file import RunRecord, write
+from contexture.train.step import create
 from tests.train.plan.test_plan import TINY, eight_devices, tiny
 
 __all__ = ["eight_devices"]  # the fixture of the other plans
@@ -212,3 +215,16 @@ def test_a_table_of_plans_has_a_row_for_each_and_the_options_of_the_best():
     assert cells[3] == ["2×4×1", "64", "2", "–", "–", "16.0", "NO", "–", "–", "–", "–"]
     assert lines[4:] == [f"options: {options_of(timed)}"]
     assert describe_all([cast(Plan, untimed)]).splitlines()[-1] == "nothing fits; give more devices"
+
+
+def test_a_way_is_tried_where_its_estimate_leaves_a_twelfth_of_the_memory():
+    run = tiny()
+    devices = topology("cpu:1")
+    with jax.set_mesh(mesh := meshes.build(run.mesh, list(devices.devices)[:1])):
+        arrays = jax.tree.leaves(create(model_of(run, ()), run, mesh)[1])
+    state = sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
+    needed = state * 4 / 3 + _activations(run, run.data.batch, "none")
+    for memory, parts in ((needed / 0.92 * 1.0001, 1), (needed / 0.92 * 0.9999, 2)):
+        found = candidates(run, dataclasses.replace(devices, memory=memory))
+        ways = {cast(BertConfig, each.run.model).remat: each.run.optim.accumulate for each in found}
+        assert ways["none"] == parts
