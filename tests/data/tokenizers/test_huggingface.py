@@ -9,6 +9,7 @@ import tokenizers as libraries
 from tokenizers import models, normalizers, pre_tokenizers
 
 from contexture.data.errors import DataError
+from contexture.data.tokenizers.byte_pair import Gpt1BPE
 from contexture.data.tokenizers.huggingface.read_folder import open_published
 from contexture.data.tokenizers.huggingface.write_folder import transformers_files
 from contexture.data.tokenizers.registry import load_tokenizer
@@ -112,6 +113,24 @@ def test_case_and_accents_are_those_of_the_file_that_counts(lowercase: bool, acc
         (out / name).write_bytes(content)
     for again in (load_tokenizer(tmp_path / "saved"), open_published(out, "wordpiece", "", None, [])[0]):
         assert again.fingerprint == plain.fingerprint and again.encode(TEXTS) == plain.encode(TEXTS)
+
+
+def test_a_gpt1_goes_out_as_the_librarys_tokenizer_reads_it(tmp_path: Path):
+    (tmp_path / "in").mkdir(), (tmp_path / "out").mkdir()
+    tokenizer = opened(tmp_path / "in", "gpt1-bpe", whole_of("gpt1-bpe"), tokenizer_class=PLAIN)
+    assert tokenizer.token(tokenizer.pad) == "<unk>" and tokenizer.end is None
+    notes: list[str] = []
+    for name, content in transformers_files(tokenizer, 64, {}, notes).items():
+        (tmp_path / "out" / name).write_bytes(content)
+    assert library_ids(tmp_path / "out") == tokenizer.encode(TEXTS)
+    assert open_published(tmp_path / "out", "gpt1-bpe", "", None, [])[0].encode(TEXTS) == tokenizer.encode(TEXTS)
+    settings = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text("utf-8"))
+    assert (settings["tokenizer_class"], settings["unk_token"]) == ("OpenAIGPTTokenizer", "<unk>")
+    library = libraries.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    assert library.decode(tokenizer.encode(["zx zx q"])[0]) == "zx zx q"
+    assert notes == []
+    transformers_files(Gpt1BPE(WORDS, [("z", "x</w>")]), 64, {}, notes)
+    assert [note.partition(":")[0] for note in notes] == ["transformers has no port of GPT-1's clean-up of text"]
 
 
 def test_further_special_tokens_are_named_in_the_settings(tmp_path: Path):
