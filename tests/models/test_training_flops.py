@@ -1,15 +1,20 @@
 """The FLOPs of a step, from which a run's MFU is told: twice each number of a kernel for each vector it multiplies, and
 three times as much with the backward pass. The kernels are those of the model as it is built."""
 
+import dataclasses
 import math
 import re
 from typing import Any
 
+import jax
 import pytest
 
 from contexture.configs import recipe
 from contexture.models import bert, elmo, gpt, vectors
 from contexture.models.config import VectorsConfig
+from contexture.models.model import build, example
+from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
+from contexture.train.plan.flops import traced_flops
 from tests.models.test_shapes import _parameters
 
 SIZE = {"B": 3, "L": 16, "P": 2}
@@ -69,3 +74,16 @@ def test_an_elmos_activations_are_filters_gates_and_logits(S):
     expected = 7 * filters * (50 + 6 * model.highway)
     expected += 2 * 3 * 16 * (model.layers * 12 * model.cells + 2 * (S or model.vocab))
     assert elmo.activation_floats(model, size) == expected
+
+
+@pytest.mark.parametrize("name", ["bert.tiny", "gpt.tiny"])
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_every_kernel_of_the_layers_multiplies_as_the_quantization_says(name, quantization):
+    run = recipe(name)
+    run = dataclasses.replace(run, model=dataclasses.replace(run.model, quantization=quantization))
+    model = build(run.model, OBJECTIVES[run.objective].heads)
+    batch = example(batch_fields(run), batch_sizes(run, 2))
+    params = jax.eval_shape(lambda: model.init(jax.random.key(0), batch))
+    flops = traced_flops(jax.jit(model.apply).trace(params, batch).jaxpr.jaxpr)
+    of_layers = 2 * numbers(name, "backbone/layers/.*kernel") * batch["mask"].size
+    assert flops.get("s8", 0.0) == of_layers * (quantization == "int8") and flops["f32"] > 0

@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from contexture.data.config import DataConfig, TaskConfig
@@ -16,6 +16,7 @@ from tests.data.tasks.test_encode_examples import TOKENIZER
 
 
 @settings(max_examples=60, deadline=None)
+@example(counts=[0, 2, 1, 1], batch=1, shuffled=False, saving=1.0)
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=7).filter(any),
     st.integers(1, 9),
