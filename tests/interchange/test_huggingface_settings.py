@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from contexture.models.model import example
 from contexture.train.checkpoints.transfer import model_of
+from contexture.train.errors import ConfigError
 from contexture.train.interchange.huggingface_export import hf_files
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.run.data import read_tokenizer
@@ -26,7 +28,7 @@ ODD = {
 def exported(golden: Path, **settings: Any) -> tuple[Any, Any, dict[str, Any]]:
     """(the model's settings, the tokenizer, config.json) of the run with these settings."""
     record, tokenizer = read(golden), read_tokenizer(golden, read(golden))
-    model: Any = dataclasses.replace(record.run.model, **ODD, **settings)
+    model: Any = dataclasses.replace(record.run.model, **{**ODD, **settings})
     run = dataclasses.replace(record.run, model=model)
     params = random_parameters(model_of(run, ()), example(batch_fields(run), batch_sizes(run, 1)))
     files = hf_files(dataclasses.replace(record, run=run), params, tokenizer)[0]
@@ -62,3 +64,42 @@ def test_a_table_of_tokens_and_places_goes_out_with_a_warning(one_table, tied, c
         "tie_word_embeddings": tied, "bos_token_id": tokenizer.end, "eos_token_id": tokenizer.end,
     }  # fmt: skip
     assert {name: written.get(name) for name in of} == of, written
+
+
+@pytest.mark.parametrize(("gelu", "afn"), [("tanh", "gelu"), ("relu", "relu")])
+def test_a_post_norm_gpt_goes_out_as_a_gpt1(gelu, afn):
+    model, tokenizer, written = exported(GOLDEN / "gpt_format_2", norm="post", ffn=96, gelu=gelu)
+    of = {
+        "model_type": "openai-gpt", "afn": afn, "n_embd": 24, "n_head": 4, "n_layer": 3, "n_positions": 37,
+        "resid_pdrop": 0.11, "embd_pdrop": 0.11, "attn_pdrop": 0.12, "vocab_size": tokenizer.size, "n_inner": None,
+    }  # fmt: skip
+    assert {name: written.get(name) for name in of} == of and model.norm == "post"
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"local_window": 4}, "transformers' GPT-2 has no banded layers, and this run has model.local-window=4"),
+        ({"norm": "post"}, "GPT-1 has an ffn of 4 · hidden and tanh gelu or relu, and this run model.ffn=20, model.g"),
+        ({"norm": "post", "ffn": 96, "gelu": "erf"}, "and this run model.ffn=96, model.gelu=erf"),
+    ],
+)
+def test_what_transformers_has_no_class_for_is_refused(settings, line):
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        exported(GOLDEN / "gpt_format_2", **settings)
+
+
+def test_biases_that_a_run_lacks_go_out_as_zeros(caplog):
+    with caplog.at_level("INFO", "contexture"):
+        exported(GOLDEN / "gpt_format_2")
+    assert "wrote zeros for the biases" not in caplog.text
+    golden = GOLDEN / "gpt_format_2"
+    record = read(golden)
+    run = dataclasses.replace(record.run, model=dataclasses.replace(record.run.model, biases=False))  # pyright: ignore[reportCallIssue]
+    params = random_parameters(model_of(run, ()), example(batch_fields(run), batch_sizes(run, 1)))
+    with caplog.at_level("INFO", "contexture"):
+        _, tensors = hf_files(dataclasses.replace(record, run=run), params, read_tokenizer(golden, record))[:2]
+    assert "wrote zeros for the biases that transformers' classes have and this run lacks" in caplog.text
+    zeros = {name for name, x in tensors.items() if name.endswith("bias") and "ln_" not in name}
+    assert zeros and all(not tensors[name].any() for name in zeros)
+    assert all(tensors[name].any() for name in tensors.keys() - zeros if "ln_" not in name)
