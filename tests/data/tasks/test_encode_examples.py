@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,12 +214,14 @@ def test_a_folder_that_was_harmed_is_known(tmp_path):
 
 
 def test_a_batch_that_cannot_be_is_refused_by_what_it_counts():
-    check_batch(1), check_batch(MAX_BATCH)
-    for args, line in (
+    for batch in (1, MAX_BATCH):
+        check_batch(batch)
+    cases: list[tuple[tuple[Any, ...], str]] = [
         ((0,), "batch=0 is not a positive number of sentences"),
         ((-1, "prompts"), "batch=-1 is not a positive number of prompts"),
         ((MAX_BATCH + 1,), f"batch={MAX_BATCH + 1} is more than {MAX_BATCH} sentences at a time; give fewer"),
-    ):
+    ]
+    for args, line in cases:
         with pytest.raises(DataError) as caught:
             check_batch(*args)
         assert str(caught.value) == line

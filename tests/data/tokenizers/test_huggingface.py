@@ -10,6 +10,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.byte_pair import Gpt1BPE
+from contexture.data.tokenizers.huggingface.known_options import Special
 from contexture.data.tokenizers.huggingface.read_folder import open_published
 from contexture.data.tokenizers.huggingface.write_folder import transformers_files
 from contexture.data.tokenizers.registry import load_tokenizer
@@ -116,7 +117,8 @@ def test_case_and_accents_are_those_of_the_file_that_counts(lowercase: bool, acc
 
 
 def test_a_gpt1_goes_out_as_the_librarys_tokenizer_reads_it(tmp_path: Path):
-    (tmp_path / "in").mkdir(), (tmp_path / "out").mkdir()
+    for name in ("in", "out"):
+        (tmp_path / name).mkdir()
     tokenizer = opened(tmp_path / "in", "gpt1-bpe", whole_of("gpt1-bpe"), tokenizer_class=PLAIN)
     assert tokenizer.token(tokenizer.pad) == "<unk>" and tokenizer.end is None
     notes: list[str] = []
@@ -136,7 +138,8 @@ def test_a_gpt1_goes_out_as_the_librarys_tokenizer_reads_it(tmp_path: Path):
 def test_further_special_tokens_are_named_in_the_settings(tmp_path: Path):
     tokenizer = opened(tmp_path, "wordpiece", whole_of("wordpiece"), tokenizer_class=PLAIN)
     name = "additional_special_tokens"
-    for special, expected in (({}, None), ({name: ["the", "absent"]}, ["the"])):
+    cases: list[tuple[Special, Any]] = [({}, None), ({name: ["the", "absent"]}, ["the"])]
+    for special, expected in cases:
         settings = json.loads(transformers_files(tokenizer, 64, special, [])["tokenizer_config.json"])
         assert settings.get(name) == expected and (name in settings) == bool(expected)
 

@@ -177,4 +177,5 @@ FIGURES = "  loss 2.3457, held out 2.5000 at step 1,000"
     ],
 )  # fmt: skip
 def test_people_see_what_is_known_of_a_run(more, lines):
-    assert describe_status({**TRAINING, **more}).splitlines() == ["runs/a: bert pretraining", *lines]
+    now: Any = {**TRAINING, **more}
+    assert describe_status(now).splitlines() == ["runs/a: bert pretraining", *lines]

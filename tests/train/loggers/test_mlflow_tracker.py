@@ -98,7 +98,8 @@ def test_figures_are_sent_together_and_no_step_is_cut_in_two(client):
     assert client.calls == [800]
     tracker.add(3, "dev", {"step": 3.0, "loss": 2.5} | {f"m{number}": 0.5 for number in range(598)})
     assert client.calls == [800]  # as many as one call may have
-    tracker.flush(), tracker.flush()
+    tracker.flush()
+    tracker.flush()
     assert client.calls == [800, 1000] and client.runs["0-0"].data.metrics["dev/loss"] == 2.5
     assert (tracker.last_step("train"), tracker.last_step("dev")) == (3, 3)
     for complete, status in ((True, "FINISHED"), (False, "KILLED")):
