@@ -242,7 +242,9 @@ def test_a_number_is_taken_up_to_its_bounds(name):
     taken, refused = TAKEN_AND_REFUSED[name]
     usual: dict[str, Any] = dict(name="adamw", schedule="linear", warmup=0)
     for value in taken:
-        assert getattr(OptimConfig(**(usual | {name: value})), name) == value
+        given: dict[str, Any] = usual | {name: value}
+        assert getattr(OptimConfig(**given), name) == value
     for value in (*refused, math.nan):
+        given = usual | {name: value}
         with pytest.raises(ValueError, match=f"optim.{name.replace('_', '-')}={value} is not "):
-            OptimConfig(**(usual | {name: value}))
+            OptimConfig(**given)
