@@ -1,5 +1,6 @@
 """A task's examples: encoded once, read back by number, laid out in batches."""
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from contexture.data.batches import iterate
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import bert_texts
+from contexture.data.tasks import examples as task_examples
 from contexture.data.tasks.batches import HeldOutTask, TaskBatches, sequence_length
 from contexture.data.tasks.encode_examples import MAX_BATCH, check_batch, encode
 from contexture.data.tasks.example_store import ExampleStore, sha256_of
@@ -231,3 +233,28 @@ def test_a_set_of_tfds_has_digests_of_its_own(tmp_path: Path):
     (tmp_path / "a.tsv").write_text("x", "utf-8")
     assert sha256_of(str(tmp_path / "a.tsv")) == "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"
     assert sha256_of("tfds:glue/sst2") == ""
+
+
+WRITTEN: dict[str, list[dict[str, Any]]] = {
+    "classify": [{"text": f"w{n} w{n + 1}", "label": "ab"[n % 2]} for n in range(1, 8)],
+    "regress": [{"text1": f"w{n}", "text2": f"w{n + 1} w1", "score": n / 3} for n in range(1, 8)],
+    "tag": [{"words": ["w1"] * n, "tags": ["X", "Y", "X"][:n]} for n in (1, 2, 3, 3, 2, 1, 2)],
+    "choice": [{"context": f"w{n}", "choices": ["w1", "w2 w3", f"w{n}"], "label": n % 3} for n in range(1, 8)],
+    "span": [
+        {"id": str(n), "question": f"w{n}", "context": "w1 w2 w3 " * n,
+         "answers": {"text": ["w2"] * (n % 3 > 0), "answer_start": [3] * (n % 3 > 0)}} for n in range(1, 10)
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_examples_that_are_read_in_parts_are_the_same_examples(tmp_path, monkeypatch, kind):
+    lines = "".join(json.dumps(row) + "\n" for row in WRITTEN[kind])
+    files = []
+    for chunk in (4096, 2):
+        monkeypatch.setattr(task_examples, "CHUNK", chunk)
+        (tmp_path / str(chunk)).mkdir()
+        folder = store(tmp_path / str(chunk), lines, "train.jsonl", kind=kind).folder
+        files.append({file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())})
+        files[-1].pop("index.json")  # which names the folder's own files of examples
+    assert files[0] == files[1] and len(files[0]) >= 2

@@ -26,6 +26,7 @@ from contexture.train.checkpoints import manager, transfer
 from contexture.train.compilation import programs
 from contexture.train.evaluation import evaluate as module
 from contexture.train.evaluation import steps as watch
+from contexture.train.loggers.tensorboard import Events
 from contexture.train.run.folder import lock_folder
 from tests.helpers.commands import json_of, run_command
 from tests.helpers.logs import logged
@@ -300,3 +301,16 @@ def test_results_of_removed_checkpoints_stand_in_the_order_of_their_steps():
     assert [*module._Evaluation._with_removed([20, 40], given)] == [10, 20, 30, 40, 50]
     assert [*module._Evaluation._with_removed([None], given)] == [None, 10, 30, 50]
     assert [*module._Evaluation._with_removed([20, 40], None)] == [20, 40]
+
+
+def test_the_event_file_of_a_resumed_run_hides_later_steps_before_it(tmp_path):
+    for begins in (0, 20):
+        events = Events(tmp_path, begins)
+        for step in range(begins + 1, begins + 31):
+            events.add(step, "train", {"loss": float(begins)})
+        events.close()
+        os.utime(max(tmp_path.iterdir(), key=lambda file: int(file.suffix[1:])), (begins, begins))
+    shown = curve(tmp_path)
+    assert {step: tags["train/loss"] for step, tags in shown.items()} == {
+        step: 0.0 if step <= 20 else 20.0 for step in range(1, 51)
+    }
