@@ -303,13 +303,14 @@ def test_results_of_removed_checkpoints_stand_in_the_order_of_their_steps():
     assert [*module._Evaluation._with_removed([20, 40], None)] == [20, 40]
 
 
-def test_the_event_file_of_a_resumed_run_hides_later_steps_before_it(tmp_path):
+def test_the_event_file_of_a_resumed_run_hides_later_steps_before_it(tmp_path: Path):
     for begins, ends in ((0, 60), (20, 50)):
         events = Events(tmp_path, begins)
         for step in range(begins + 1, ends + 1):
             events.add(step, "train", {"loss": float(begins)})
         events.close()
-        os.utime(max(tmp_path.iterdir(), key=lambda file: int(file.suffix[1:])), (begins, begins))
+        newest = max(tmp_path.iterdir(), key=lambda file: int(file.suffix[1:]))
+        os.utime(newest, (begins, begins))
     shown = curve(tmp_path)
     assert {step: tags["train/loss"] for step, tags in shown.items()} == {
         step: 0.0 if step <= 20 else 20.0 for step in range(1, 51)
