@@ -1,7 +1,7 @@
 """The settings of every recipe, and every default, are those that are written down in tests/golden/recipes.json.
 
-A run's numbers follow from them, and its paper's are in them. One that is to change is written again, and read in the
-difference, by `python -m tests.configs.test_recipe_settings`.
+A run's results depend on each of them. To change one, write the file again with
+`python -m tests.configs.test_recipe_settings`, and check the diff.
 """
 
 import dataclasses
@@ -17,7 +17,6 @@ from contexture.models.config import BertConfig, ElmoConfig, GptConfig, VectorsC
 from contexture.train.config import Run
 
 FILE = Path(__file__).parents[1] / "golden" / "recipes.json"
-DEFAULTS = "defaults"
 
 
 def settings_of(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -37,7 +36,7 @@ def written() -> dict[str, dict[str, Any]]:
     """The defaults whole, and of each recipe what is unlike them."""
     models = (BertConfig(), GptConfig(), ElmoConfig(), VectorsConfig())
     usual = {type(model).__name__: settings_of(dataclasses.replace(Run(), model=model)) for model in models}
-    result = {f"{DEFAULTS} {name}": settings for name, settings in usual.items()}
+    result = {f"defaults {name}": settings for name, settings in usual.items()}
     for name, make in {**recipes(), **task_recipes()}.items():
         settings = settings_of(make())
         others = usual[settings["model.class"]]

@@ -1,5 +1,8 @@
-"""The FLOPs of a step, from which a run's MFU is told: twice each number of a kernel for each vector it multiplies, and
-three times as much with the backward pass. The kernels are those of the model as it is built."""
+"""The FLOPs of a training step, from which MFU is computed.
+
+The forward pass costs two FLOPs for each weight of a kernel and each vector that it multiplies, the backward pass twice
+as many. Here the kernels are counted in the model as it is built.
+"""
 
 import dataclasses
 import math
@@ -51,9 +54,8 @@ def test_an_elmos_flops_are_those_of_its_kernels(S):
     word = 2 * numbers("elmo.tiny", "backbone/embeddings/(highway|projection).*kernel")
     for number, (width, _) in enumerate(model.filters):
         word += 2 * (W - width + 1) * numbers("elmo.tiny", f"backbone/embeddings/filters_{number}/kernel")
-    ways = 2 * numbers(
-        "elmo.tiny", "backbone/layers/.*(kernel|project.*)"
-    )  # both directions, each of which sees every word
+    # Both directions: each of them sees every word.
+    ways = 2 * numbers("elmo.tiny", "backbone/layers/.*(kernel|project.*)")
     softmax = 2 * 2 * model.projection * (S or model.vocab)
     size = {"B": 3, "L": 16, "W": W, "R": R} | ({"S": S} if S else {})
     assert elmo.training_flops(model, size) == 3 * (R * word + 3 * 16 * (ways + softmax))

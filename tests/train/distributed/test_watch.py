@@ -88,7 +88,7 @@ def test_a_process_that_never_joined_is_missed_and_all_end(job):
     assert json.loads(store.held["contexture/end/0"]) == [1, line] and "contexture/heard/0" in store.held
 
 
-def test_a_process_whose_heart_stops_is_named_with_its_host(job):
+def test_a_process_without_heartbeats_is_named_with_its_host(job):
     store = job(0)
     store.held |= {"contexture/alive/1": "7 host, pid 9", "contexture/heard/1": ""}
     began = time.monotonic()
@@ -97,13 +97,13 @@ def test_a_process_whose_heart_stops_is_named_with_its_host(job):
     assert time.monotonic() - began > 6 * INTERVAL
 
 
-@pytest.mark.parametrize("why", ["it beats", "it is done", "it is process 0 that watches nobody else"])
+@pytest.mark.parametrize("why", ["it beats", "it is done", "process 0 beats"])
 def test_who_lives_or_is_done_is_not_missed(job, why):
     store = job(1 if "0" in why else 0)
     if why == "it is done":
         store.held["contexture/done/1"] = ""
-    beats = {"it beats": "1", "it is process 0 that watches nobody else": "0"}.get(why)
-    thread, caught = None, []
+    beats = {"it beats": "1", "process 0 beats": "0"}.get(why)
+    caught = []
 
     def watch() -> None:
         try:
