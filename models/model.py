@@ -9,6 +9,7 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from contexture.models import bert, elmo, gpt, vectors
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, ModelConfig, VectorsConfig
@@ -237,9 +238,10 @@ def build(config: ModelConfig, heads: tuple[str, ...] = (), classes: int = 1, he
 
 def example(fields: dict[str, str], sizes: dict[str, int]) -> dict[str, jax.Array]:
     """Returns a batch of ones by its spec, for its shapes: `example({"tokens": "i32 BL"}, {"B": 1, "L": 8})`."""
-    dtypes = {"i32": jnp.int32, "f32": jnp.float32}
+    dtypes = {"i32": np.int32, "f32": np.float32}
     batch = {}
     for name, spec in fields.items():
         dtype, _, dims = spec.partition(" ")
-        batch[name] = jnp.ones(tuple(sizes[letter] for letter in dims), dtypes[dtype])
+        # NumPy's ones: JAX's would be a program that is compiled for each shape.
+        batch[name] = jnp.asarray(np.ones(tuple(sizes[letter] for letter in dims), dtypes[dtype]))
     return batch

@@ -11,6 +11,7 @@ import gc
 import os
 import signal
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -49,8 +50,10 @@ QUICKLY_COMPILED = (
     " --xla_cpu_parallel_codegen_split_count=1"
 )
 QUICK_EXAMPLES = 20
-MOST_MEMORY = 3 << 29
+MOST_MEMORY = 1 << 31
 """Bytes of a process of the suite, beyond which its compiled programs are dropped between two files."""
+MOST_PROGRAMS = 128
+"""So many functions are kept with their programs: a file of tests has many small runs."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -151,14 +154,19 @@ def programs_are_dropped() -> Iterator[None]:
             ctypes.CDLL(None).malloc_trim(0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def programs_are_kept() -> None:
+    from contexture.train.compilation import programs
+
+    programs.MOST = MOST_PROGRAMS
+
+
 @pytest.fixture
-def own_programs() -> Iterator[None]:
+def own_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is compiled before, and nothing is kept: for tests that count compilations, or compile in an odd way."""
     from contexture.train.compilation import programs
 
-    programs.forget()
-    yield
-    programs.forget()
+    monkeypatch.setattr(programs, "_kept", OrderedDict())
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from tests.mutants.row import mutants_of
 
 _STEP = "train/test_step.py::test_runs_share_a_step_with_masks_and_a_rate_of_their_own"
 _SEEDED = "train/test_step.py::test_a_first_state_is_that_of_its_seed_on_any_mesh"
-_SHARED = "train/grid/test_train_grid.py::test_rates_and_seeds_share_one_compiled_step"
+_SHARED = "train/test_step.py::test_a_seed_and_a_rate_have_no_step_of_their_own"
 _MIXED = "train/test_step.py::test_a_step_that_mixes_layers_at_a_rate_of_their_own_is_of_one_rate"
 _COUNTS = "train/grid/test_grid_results.py::test_the_last_figures_count_and_with_patience_the_best_ones"
 _SPREAD = "train/grid/test_grid_results.py::test_a_spread_is_the_mean_and_the_deviation_of_a_sample"

@@ -120,10 +120,10 @@ TRAINING = (
          "lambda u, m: u * m.max(), updates, multipliers",
          "train/optim/test_adagrad.py"),
         ("step.rows-of-parts-contiguous", "row_B.reshape(-1, parts).T", "row_B.reshape(parts, -1)",
-         f"{_STEP}test_a_step_in_parts_is_the_whole_step"),
+         "train/test_mesh.py::test_steps_in_parts_on_a_mesh_are_those_of_one_device"),
         ("step.first-part-alone", "return jax.tree.map(jnp.add, totals, terms), carry",
          "return jax.tree.map(lambda a, b: b, totals, terms), carry",
-         f"{_STEP}test_a_step_in_parts_is_the_whole_step"),
+         "train/test_mesh.py::test_steps_in_parts_on_a_mesh_are_those_of_one_device"),
     ),
     *mutants_of(
         "train/plan/costs.py",

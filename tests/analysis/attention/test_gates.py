@@ -50,12 +50,13 @@ def test_gates_are_those_of_the_equations_in_both_directions(run: str):
     # Layer 1 reads the words' own vectors, with begin and end of the sentence around them.
     fields = elmo_lines([TEXT.split()])
     own: Any = backbone["embeddings"]  # pyright: ignore[reportIndexIssue]
-    outputs = build(config).apply({"params": model.params}, fields, states=True)
+    read = jax.jit(build(config).apply, static_argnames="states")
+    outputs = read({"params": model.params}, fields, states=True)
     assert isinstance(outputs, Outputs)
     J, count = config.projection, len(got["words"])
     words_LJ = np.asarray(outputs.encoding.states[0])[0, :count, :J]
     cnn = CharCnn(sizes(config), config.filters, config.activation, config.highway, np.float32)
-    begin, end = np.asarray(cnn.apply({"params": own}, fields["types"]))[1:3]
+    begin, end = np.asarray(jax.jit(cnn.apply)({"params": own}, fields["types"]))[1:3]
     lines = {"forward": [begin, *words_LJ, end], "backward": [end, *words_LJ[::-1], begin]}
     for number, direction in enumerate(got["directions"]):
         params: Any = jax.tree.map(np.asarray, backbone["layers"][direction])  # pyright: ignore

@@ -78,7 +78,7 @@ def _of_training(config: Transformer, monkeypatch: pytest.MonkeyPatch) -> list[n
         return outputs.encoding.hidden_BLD.sum()
 
     with devices(1):
-        jax.block_until_ready(jax.value_and_grad(loss)(_params(config)))
+        jax.block_until_ready(jax.jit(jax.value_and_grad(loss))(_params(config)))
     jax.effects_barrier()
     return seen[: config.layers]
 

@@ -1,17 +1,10 @@
 """What a process has compiled serves all that is traced alike in it."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from contexture.train.compilation import programs
 
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    programs.forget()
-    yield
-    programs.forget()
+pytestmark = pytest.mark.usefixtures("own_programs")
 
 
 def test_what_is_made_for_a_key_is_made_once():

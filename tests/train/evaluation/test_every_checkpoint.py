@@ -23,7 +23,6 @@ import contexture
 from contexture.cli import main as cli
 from contexture.data.tasks.lengths import MAX_LENGTHS
 from contexture.train.checkpoints import manager, transfer
-from contexture.train.compilation import programs
 from contexture.train.evaluation import evaluate as module
 from contexture.train.evaluation import steps as watch
 from contexture.train.loggers.tensorboard import Events
@@ -151,14 +150,13 @@ def test_a_curve_that_cannot_be_written_is_one_line(run):
     assert len([m for m in messages if m.startswith("warning: no curve is written to")]) == 1
 
 
+@pytest.mark.usefixtures("own_programs")
 def test_nothing_is_compiled_or_encoded_twice(run, task_files, caplog, monkeypatch):
     from contexture.train.evaluation import held_out
 
     encoded = []
     encode = held_out.encode
     monkeypatch.setattr(held_out, "encode", lambda *words: encoded.append(words) or encode(*words))
-    jax.clear_caches()
-    programs.forget()
     monkeypatch.setattr(logging.getLogger("jax"), "propagate", True)
     with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
         result = contexture.evaluate(run, step="all", dev=str(task_files / "classify.dev.tsv"))

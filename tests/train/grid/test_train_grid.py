@@ -100,6 +100,7 @@ def test_a_run_of_a_grid_is_the_run_trained_alone_to_the_bit(trained_grid, files
     )
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("own_programs")
 def test_rates_and_seeds_share_one_compiled_step(files, tmp_path, capsys):
     words = ["finetune", BERT, *files, "--grid", "lr=1e-3,2e-2", "--seeds", "2"]

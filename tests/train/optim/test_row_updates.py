@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
@@ -70,11 +71,11 @@ def stepper(shape: tuple[int, int, int], accumulate: int, whole: bool) -> tuple[
     run = dataclasses.replace(RUN, optim=dataclasses.replace(RUN.optim, accumulate=accumulate))
     mesh = meshes.build(MeshConfig(data=shape[0], fsdp=shape[1], tensor=shape[2]), jax.devices()[: int(np.prod(shape))])
     objective = OBJECTIVES["bilm"]
-    programs.forget()  # a step of the whole table has the settings of one by rows, whose program it would get
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh), pytest.MonkeyPatch.context() as patch:
+        # A step of the whole table has the settings of one by rows, whose program it would get.
+        patch.setattr(programs, "_kept", OrderedDict())
         _, shapes, shardings = steps.create(build(run.model, objective.heads), run, mesh)
         step = steps.train_step(build(run.model, objective.heads), objective, run, shardings)
-    programs.forget()
     return mesh, drawn(shapes, moments=1.0), shardings, step
 
 

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -25,7 +26,7 @@ def test_a_run_of_format_1_loads_for_ever():
     model, params, tokenizer = contexture.load(GOLDEN / "run_format_1")
     expected = np.load(GOLDEN / "run_format_1_expected.npz")
     batch = {name: expected[name] for name in ("tokens", "segments", "mask")}
-    out: Any = model.clone(heads={}).apply({"params": {"backbone": params["backbone"]}}, batch)
+    out: Any = jax.jit(model.clone(heads={}).apply)({"params": {"backbone": params["backbone"]}}, batch)
     assert_close(out.encoding.hidden_BLD, expected["hidden"], atol=1e-6)
     assert_close(out.encoding.pooled_BD, expected["pooled"], atol=1e-6)
     assert tokenizer.encode(["the cat"])[0] == batch["tokens"][0][1:5].tolist()
