@@ -76,9 +76,9 @@ def score(
         return {
             **totals,
             "loss": loss,
-            "perplexity": _exp(loss),
-            "forward_perplexity": _exp(both["forward"] / tokens),
-            "backward_perplexity": _exp(both["backward"] / tokens),
+            "perplexity": perplexity(loss),
+            "forward_perplexity": perplexity(both["forward"] / tokens),
+            "backward_perplexity": perplexity(both["backward"] / tokens),
             "unknown": unknown,
             "convention": (
                 f"each {'sentence' if split_sentences else 'line'} alone, from a state of zeros; tokens are words and "
@@ -103,7 +103,7 @@ def score(
         result: TextScore = {
             **totals,
             "loss": loss,
-            "pseudo_perplexity": _exp(loss),
+            "pseudo_perplexity": perplexity(loss),
             "unknown": unknown,
             "length": length,
             "stride": stride,
@@ -115,7 +115,7 @@ def score(
         }
         # A text without words has no figure by word.
         if totals["words"]:
-            result["word_pseudo_perplexity"] = _exp(nats / totals["words"])
+            result["word_pseudo_perplexity"] = perplexity(nats / totals["words"])
         return result
     nats = _next_token_nats(config, params, tokenizer, documents, totals, length, stride, batch, cancel)
     loss = nats / _counted(totals)
@@ -123,14 +123,14 @@ def score(
     result = {
         **totals,
         "loss": loss,
-        "perplexity": _exp(loss),
+        "perplexity": perplexity(loss),
         "bits_per_byte": nats / math.log(2) / max(totals["bytes"], 1),
         "length": length,
         "stride": stride,
         "convention": f"each document alone, its first token {first}; {windows}; bytes are UTF-8",
     }
     if totals["words"]:
-        result["word_perplexity"] = _exp(nats / totals["words"])
+        result["word_perplexity"] = perplexity(nats / totals["words"])
     return result
 
 
@@ -181,9 +181,10 @@ def _losses(config: GptConfig, params: Params, batch: dict[str, jax.Array]) -> j
     return lm.loss_BL
 
 
-def _exp(nats: float) -> float:
-    """Returns exp(nats), infinity where a float has no room."""
-    return math.exp(nats) if nats < 700 else math.inf
+def perplexity(nats: float) -> float:
+    """Returns exp of a mean of -log p, infinity where a float has no room."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(nats))
 
 
 def next_token_windows(

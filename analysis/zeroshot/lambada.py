@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from contexture.analysis.score import perplexity
 from contexture.analysis.trained_model import TrainedModel
 from contexture.analysis.zeroshot.continuations import score_continuations
 from contexture.analysis.zeroshot.standard_error import standard_errors
@@ -44,27 +45,22 @@ def lambada(
     scored = list(score_continuations(model, pairs, batch=batch, cancel=cancel))
     # An ELMo's score of a word is that of the whole sentence; forward, its last word is what comes last.
     elmo = model.run.family == "elmo"
-    words = [each.last if elmo else each.log_prob for each in scored]
     means = {
         "accuracy": [each.greedy for each in scored],
-        "loss": [-word for word in words],
+        "loss": [-each.last if elmo else -each.log_prob for each in scored],
         "last_token_accuracy": [each.last_greedy for each in scored],
         "last_token_loss": [-each.last for each in scored],
     }
+    loss, last_loss = (math.fsum(means[name]) / len(scored) for name in ("loss", "last_token_loss"))
     return {
         "examples": len(scored),
         "accuracy": float(np.mean(means["accuracy"])),
-        "perplexity": _perplexity(words),
+        "perplexity": perplexity(loss),
         "last_token_accuracy": float(np.mean(means["last_token_accuracy"])),
-        "last_token_perplexity": _perplexity([each.last for each in scored]),
-        "loss": math.fsum(means["loss"]) / len(scored),
-        "last_token_loss": math.fsum(means["last_token_loss"]) / len(scored),
+        "last_token_perplexity": perplexity(last_loss),
+        "loss": loss,
+        "last_token_loss": last_loss,
         "standard_errors": standard_errors(means),
         "truncated": sum(each.truncated > 0 for each in scored),
         "convention": CONVENTION,
     }
-
-
-def _perplexity(log_probs: Sequence[float]) -> float:
-    mean = -math.fsum(log_probs) / len(log_probs)
-    return math.exp(mean) if mean < 700 else math.inf

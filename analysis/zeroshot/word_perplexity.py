@@ -6,11 +6,11 @@ again by rules that lose nothing, the plain text is scored, and the sum is divid
 original, so that models of different vocabularies can be compared.
 """
 
-import math
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
+from contexture.analysis.score import perplexity
 from contexture.analysis.trained_model import TrainedModel
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
@@ -81,8 +81,8 @@ def word_perplexity(
     return {
         "documents": scored["documents"],
         "words": words,
-        "word_perplexity": math.exp(min(nats / words, 700)),
-        "word_perplexity_line_ends": math.exp(min(nats / (words + ends), 700)),
+        "word_perplexity": perplexity(nats / words),
+        "word_perplexity_line_ends": perplexity(nats / (words + ends)),
         "loss": scored["loss"],
         "tokens": scored["tokens"],
         "convention": (

@@ -9,7 +9,7 @@ import pytest
 
 import contexture
 from contexture.analysis import masked_score
-from contexture.analysis.score import score
+from contexture.analysis.score import perplexity, score
 from contexture.data.errors import DataError
 from contexture.data.layouts import elmo_lines
 from contexture.data.tokenizers.word_level import Words
@@ -162,3 +162,8 @@ def test_the_command_scores_every_family(tiny_run, elmo_run, tmp_path, capsys):
     assert "windows of 200 tokens are longer than those of training, which had" in capsys.readouterr().err
     code, err = run_command(capsys, "score", elmo_run, "--input", file, "--length", "8")
     assert code == 2 and "have no meaning for an ELMo" in err.splitlines()[-1]
+
+
+def test_a_perplexity_is_e_to_the_nats_and_infinite_without_room():
+    assert perplexity(0.0) == 1.0 and perplexity(math.log(7.0)) == pytest.approx(7.0)
+    assert perplexity(709.0) == math.exp(709.0) and perplexity(800.0) == math.inf
