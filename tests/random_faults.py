@@ -102,6 +102,8 @@ def _code(tree: ast.AST) -> Iterator[ast.AST]:
                 continue  # a docstring, or the text below an attribute
             if isinstance(node, ast.Raise) or _speaks(node) or _is_for_types(node):
                 continue
+            if isinstance(node, ast.keyword) and node.arg == "strict":  # zip's lists are as long
+                continue
             yield node
             yield from _code(node)
 
@@ -178,7 +180,7 @@ def _constants(value: object) -> Iterator[str]:
 def _arguments(node: ast.Call, lines: list[bytes]) -> Iterator[tuple[int, int, int, str]]:
     """Yields a call without one of its named arguments, and one with its first two exchanged."""
     for each in node.keywords:
-        if each.arg in (None, "strict") or not _is_one_line(each):  # zip's lists are as long, with strict or without
+        if each.arg in (None, "strict") or not _is_one_line(each):
             continue
         assert each.end_col_offset is not None
         line, end = lines[each.lineno - 1], each.end_col_offset

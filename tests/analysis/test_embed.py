@@ -1,6 +1,8 @@
 """Vectors of words, written to files: what they hold, what changes none of them, and what is refused in one line."""
 
+import json
 import os
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from tests.conftest import ROOT
 from tests.helpers.commands import json_of, run_command
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs, close
+from tests.train.run.test_formats import GOLDEN
 
 Opened = tuple[Any, Any, Any]
 """(model, parameters, tokenizer)."""
@@ -255,3 +258,15 @@ def test_sorted_by_length_sentences_keep_their_order_and_their_vectors(opened, p
         assert sentence or not alone.any()
         if alone.any():
             assert_close(vectors, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_lines_longer_than_those_of_the_training_are_said_once(tmp_path, capsys):
+    run = shutil.copytree(GOLDEN / "bert_format_2", tmp_path / "run")
+    settings = json.loads((run / "run.json").read_text())
+    settings["config"]["data"]["length"] = 8
+    (run / "run.json").write_text(json.dumps(settings))
+    (tmp_path / "text.txt").write_text("the cat sees the river . the cat\n" * 3)
+    for source, count in ((run, 1), (GOLDEN / "bert_format_2", 0)):
+        capsys.readouterr()
+        _embed(source, tmp_path / "text.txt", tmp_path / f"{count}.npy")
+        assert capsys.readouterr().err.count("trained on sequences of at most 8 tokens") == count

@@ -101,6 +101,15 @@ def test_sizes_that_no_model_has_are_refused(make, line):
     assert line in str(caught.value)
 
 
+def test_the_largest_sizes_are_taken():
+    assert BertConfig(layers=10_000, hidden=2, heads=1, ffn=2).layers == 10_000
+    with pytest.raises(ValueError, match=r"model\.layers=10001 is more than 10,000"):
+        BertConfig(layers=10_001, hidden=2, heads=1, ffn=2)
+    for table, line in ((2**31 - 1, "the model has about"), (2**31, "model.vocab=2147483648 is more than")):
+        with pytest.raises(ValueError, match=line):
+            BertConfig(vocab=table, hidden=2**13, heads=1)
+
+
 def test_every_recipe_is_within_the_bounds():
     from contexture.configs import recipes
 

@@ -2,11 +2,14 @@
 
 import json
 import math
+import os
 
 import pytest
 
 from contexture.cli import main as cli
-from contexture.cli.output import fit_column, json_line, print_result
+from contexture.cli.output import fit_column, json_line, print_result, results_alone
+from tests.helpers.commands import run_command
+from tests.train.run.test_formats import GOLDEN
 
 COMPARISON = {
     "runs": [
@@ -87,3 +90,15 @@ def test_the_lists_of_recipes_and_parameters_fit_a_terminal(capsys, monkeypatch,
     monkeypatch.setattr("contexture.cli.main.terminal_width", lambda: 80)
     assert cli.main(argv) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_what_libraries_in_c_print_is_apart_from_results(capfd):
+    with results_alone():
+        os.write(1, b"reached\n")
+    os.write(1, b"result\n")
+    assert capfd.readouterr() == ("result\n", "reached\n")
+
+
+def test_a_run_is_shown_by_its_name_alone(capsys):
+    code, err = run_command(capsys, "show", GOLDEN / "bert_format_2", "--model.layers", "3")
+    assert code == 2 and "show: --model.layers is for contexture pretrain and finetune" in err

@@ -87,8 +87,10 @@ def test_compare_writes_figures_beside_the_settings_that_differ(tmp_path):
         write(tmp_path / name, RunRecord(run=run, tokenizer="a", data="b"))
         lines = [f'{{"step": {n}, "split": "dev", "loss": {rate}, "accuracy": {0.9 - 0.1 * n}}}\n' for n in (1, 9)]
         (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
-    json_of("compare", tmp_path / "low", tmp_path / "high", "--table", tmp_path / "t.csv")
+    compared = json_of("compare", tmp_path / "low", tmp_path / "high", "--table", tmp_path / "t.csv")
+    assert compared["table"] == str(tmp_path / "t.csv") and "to" not in compared
     rows = _rows(tmp_path / "t.csv")
+    assert [name for name in rows[0] if "run" in name] == [next(iter(rows[0]))] == ["run"]
     assert [row["optim.peak-lr"] for row in rows] == ["0.0001", "0.001"]
     # A setting of a figure's name is a column of its own.
     assert [row["steps (setting)"] for row in rows] == ["9", "8"] and "steps" in rows[0]
@@ -114,12 +116,14 @@ def test_a_table_does_not_replace_examples_that_are_read(tmp_path, monkeypatch, 
 
 
 def test_a_name_in_brackets_is_no_argument_of_the_row_before(tmp_path):
-    write_table(tmp_path / "t.tex", [{"run": "a", "loss": 1.0}, {"run": "[b]", "loss": 2.0}])
-    assert "\n{}[b] &" in (tmp_path / "t.tex").read_text()
+    write_table(tmp_path / "t.tex", [{"run": "a ± b", "loss": 1.0}, {"run": "[b]", "loss": 2.0}])
+    assert "\n{}[b] &" in (text := (tmp_path / "t.tex").read_text()) and "\na $\\pm$ b &" in text
 
 
 def test_layers_have_a_column_for_each_weight(tmp_path):
-    result = json_of("layers", GOLDEN / "elmo_task_format_1", "--table", tmp_path / "t.csv")
+    files = {"table": tmp_path / "t.csv", "to": tmp_path / "l.svg"}
+    result = json_of("layers", GOLDEN / "elmo_task_format_1", *(x for n, f in files.items() for x in (f"--{n}", f)))
+    assert (result["table"], result["figure"]) == (str(files["table"]), str(files["to"]))
     for row, mix in zip(_rows(tmp_path / "t.csv"), result["mixes"], strict=True):
         assert [float(row[name]) for name in ("words", "layer 1", "layer 2")] == mix["weights"]
 

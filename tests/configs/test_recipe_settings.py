@@ -1,4 +1,4 @@
-"""The settings of every recipe, and every default, are those that are written down in tests/golden/recipes.json.
+"""The settings of every recipe, and all defaults of runs and commands, are those of tests/golden/recipes.json.
 
 A run's results depend on each of them. To change one, write the file again with
 `python -m tests.configs.test_recipe_settings`, and check the diff.
@@ -6,12 +6,17 @@ A run's results depend on each of them. To change one, write the file again with
 
 import dataclasses
 import functools
+import importlib
+import inspect
 import json
+import pkgutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import contexture
+from contexture import requests
 from contexture.configs import finetuning, recipes, task_recipes
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, VectorsConfig
 from contexture.train.config import Run
@@ -42,7 +47,32 @@ def written() -> dict[str, dict[str, Any]]:
         others = usual[settings["model.class"]]
         result[name] = {key: value for key, value in settings.items() if others[key] != value}
         result[name]["model.class"] = settings["model.class"]
-    return {**result, "fine-tuning": {"MIX_LR": finetuning.MIX_LR}}
+    return {**result, **_of_commands(), **_of_functions(), "fine-tuning": {"MIX_LR": finetuning.MIX_LR}}
+
+
+def _of_commands() -> dict[str, dict[str, Any]]:
+    """{"ScoreRequest": {"batch": 16, …}}: the defaults of the options that are not a run's."""
+    found: dict[str, dict[str, Any]] = {}
+    for module in pkgutil.iter_modules(requests.__path__, "contexture.requests."):
+        for kind in vars(importlib.import_module(module.name)).values():
+            if dataclasses.is_dataclass(kind) and isinstance(kind, type) and kind.__module__ == module.name:
+                own = {field.name: field.default for field in dataclasses.fields(kind)}
+                found[kind.__name__] = {name: x for name, x in own.items() if isinstance(x, str | int | float | tuple)}
+    return json.loads(json.dumps(found))
+
+
+def _of_functions() -> dict[str, dict[str, Any]]:
+    """{"TrainedModel.fill": {"top": 5}, …}: the defaults of the package's own functions, and of its models' methods."""
+    public = {name: getattr(contexture, name) for name in contexture.__all__}
+    public |= {f"TrainedModel.{name}": x for name, x in vars(contexture.TrainedModel).items() if name[:1] != "_"}
+    found: dict[str, dict[str, Any]] = {}
+    for name, function in public.items():
+        if inspect.isfunction(function):
+            own = inspect.signature(function).parameters.values()
+            found[name] = {
+                each.name: each.default for each in own if isinstance(each.default, str | int | float | tuple)
+            }
+    return json.loads(json.dumps({name: own for name, own in found.items() if own}))
 
 
 GOLDEN: dict[str, Any] = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}

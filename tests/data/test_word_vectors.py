@@ -125,6 +125,8 @@ def test_words_that_are_not_utf_8_are_left_out_and_counted(tmp_path):
     assert read.note() == (
         f"{tmp_path / 'v'}:2: 3 words are not UTF-8, this one first; left out, since no text can hold them"
     )
+    (tmp_path / "v").write_bytes(b"a 1.5 2.5\n\xff 1.5 2.5\n")
+    assert ":2: 1 word is not UTF-8, this one first; left" in read_word_vectors(tmp_path / "v").note()
 
 
 def test_a_missing_file_and_an_archive_are_one_line(tmp_path):

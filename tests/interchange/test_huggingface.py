@@ -244,6 +244,8 @@ def as_pickle(folder: Path) -> None:
         (config_with(model_type=["bert"]), "model_type is \"['bert']\", not one of"),
         (config_with(position_embedding_type="relative_key"), "position_embedding_type is 'relative_key', and only"),
         (config_with(is_decoder=True), "config.json: is_decoder is 'True', and only False is known here"),
+        (config_with(add_cross_attention=True), "add_cross_attention is 'True', and only False is known here"),
+        (config_with(use_task_id=True), "config.json: use_task_id is 'True', and only False is known here"),
         (config_with(pruned_heads={"0": [1]}), "pruned_heads is \"{'0': [1]}\", and only {} is known here"),
         (config_with(quantization_config={"bits": 8}), "quantization_config is \"{'bits': 8}\", and only None"),
         (config_with(vocab_size=4), "word_embeddings.weight is ["),

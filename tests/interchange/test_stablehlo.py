@@ -2,10 +2,12 @@
 
 import functools
 import json
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 
 import contexture
 from contexture.data.layouts import bert_texts, text_batch
+from contexture.data.tokenizers.char_level import Characters
 from contexture.models.shapes import by_path
 from contexture.train.interchange import stablehlo
 from contexture.train.interchange.model_card import model_card
@@ -168,6 +171,19 @@ def test_a_card_says_what_the_model_is_and_no_folder_of_the_machine(tiny_run, tm
         assert format != "hf" or "config.architectures[0]" in card
     assert "Labels: `animal`, `person`" in card and "| accuracy | 0.25" in card and "trained for" in card
     record = read(GOLDEN / "bert_format_2")
+    whole = replace(record.run, optim=replace(record.run.optim, warmup=7, weight_decay=0.1), seed=3)
+    card = model_card(GOLDEN / "bert_format_2", replace(record, run=whole), 120, "hf", 7)
+    settings = ("steps data.batch data.length optim.name optim.peak-lr optim.warmup optim.weight-decay optim.schedule "
+                "model.dropout model.dtype seed")  # fmt: skip
+    table = card.partition("## Training")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| ([\w.-]+) \|", table, re.M)[1 : len(settings.split()) + 1] == settings.split()
+    tags = {"regress": "text-classification", "tag": "token-classification", "choice": "multiple-choice",
+            "span": "question-answering", "classify": "text-classification"}  # fmt: skip
+    for kind, tag in tags.items():
+        task = replace(record.run, task=replace(record.run.task, kind=kind))
+        assert f"pipeline_tag: {tag}\n" in model_card(GOLDEN / "bert_format_2", replace(record, run=task), 120, "hf", 7)
+    for run, tag in (("gpt_format_2", "text-generation"), ("elmo_format_2", "feature-extraction")):
+        assert f"pipeline_tag: {tag}\n" in model_card(GOLDEN / run, read(GOLDEN / run), 120, "hf", 7)
     card = model_card(GOLDEN / "bert_format_2", record, 120, "hf", 7)
     assert "Held-out" not in card and "7 parameters" in card and "dim L" not in card
     limits = (
@@ -207,3 +223,9 @@ def test_a_program_has_these_outputs(name, expected):
     }
     given = {each: np.zeros(x.shape, x.dtype) for each, x in outputs.items()}
     assert stablehlo._output_dims(run, given) == list(expected.values())
+
+
+def test_a_vocabulary_that_cannot_spell_the_example_has_an_empty_one():
+    run = read(GOLDEN / "gpt_format_2").run
+    inputs = stablehlo._example(run, {"tokens": "i32 BL", "mask": "i32 BL"}, Characters(["x", "y"]))
+    assert {name: x.shape for name, x in inputs.items()} == {"tokens": (2, 0), "mask": (2, 0)}

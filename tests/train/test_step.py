@@ -20,7 +20,7 @@ from contexture.train.errors import ConfigError
 from contexture.train.evaluation.best import Best, unigram_baseline, value_to_minimise
 from contexture.train.losses import cross_entropy
 from contexture.train.objectives import OBJECTIVES, batch_fields
-from contexture.train.options import MeshConfig, OptimConfig
+from contexture.train.options import EvaluateConfig, InitConfig, LogConfig, MeshConfig, OptimConfig, SaveConfig
 from contexture.train.run.throughput import activation_floats
 from contexture.train.step import create, step_settings, train_step, without_step_settings
 from tests.helpers.long import long
@@ -94,6 +94,28 @@ def test_runs_share_a_step_with_masks_and_a_rate_of_their_own(stepper):
         assert results[-1]["learning_rate"] == np.float32(run.optim.peak_lr) * np.float32(0.9)
     assert_differs(results[0]["loss"], results[1]["loss"], 1e-3)
     assert step.jitted._cache_size() == 1
+
+
+def test_a_seed_and_a_rate_have_no_step_of_their_own(stepper):
+    mesh, objective = meshes.build(MeshConfig(), jax.devices()[:1]), OBJECTIVES[RUN.objective]
+    model = build(RUN.model, objective.heads)
+
+    def jitted(**changes) -> Any:
+        run = dataclasses.replace(RUN, **changes)
+        return train_step(model, objective, run, create(model, run, mesh)[2]).jitted
+
+    with jax.set_mesh(mesh):
+        optim = dataclasses.replace(RUN.optim, peak_lr=3e-2)
+        asides: dict[str, Any] = {
+            "save": SaveConfig(every=3), "log": LogConfig(every=7), "evaluate": EvaluateConfig(every=2),
+            "init": InitConfig(run="runs/1"),
+            "data": dataclasses.replace(RUN.data, path=("a",), dev=("b",), tokenizer="c"),
+            "task": dataclasses.replace(RUN.task, train=("a",), dev=("b",), test=("c",)),
+        }  # fmt: skip
+        assert jitted(seed=5, dir="runs/5", optim=optim) is stepper[1].jitted
+        assert all(jitted(**{name: config}) is stepper[1].jitted for name, config in asides.items())
+        for other in ({"optim": dataclasses.replace(RUN.optim, weight_decay=0.5)}, {"steps": 11}):
+            assert jitted(**other) is not stepper[1].jitted
 
 
 @pytest.mark.long
@@ -203,7 +225,7 @@ def test_what_is_frozen_is_not_counted_in_the_norm_that_is_clipped(frozen, quant
     assert moved["heads_mlm/bias"].any()
 
 
-@pytest.mark.parametrize("parts", [2, *long(4)])
+@pytest.mark.parametrize("parts", long(2, 4))
 def test_a_step_in_parts_is_the_whole_step(stepper, parts):
     """Dropout on: a line's masks are those of its number in the whole batch, whichever part it is in."""
     run = dataclasses.replace(RUN, optim=dataclasses.replace(RUN.optim, accumulate=parts))

@@ -16,6 +16,7 @@ from contexture.cli import main as cli
 from contexture.data.errors import DataError
 from contexture.models.heads.layer_mix import learned_mixes
 from tests.helpers.commands import done, json_of
+from tests.helpers.logs import logged
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, close
 from tests.helpers.random_runs import random_training
@@ -173,3 +174,12 @@ def test_a_mistake_is_one_line(text, tmp_path, capsys, words):
     assert cli.main([str(places.get(word, word)) for word in words.split()]) == 2
     [line] = [line for line in capsys.readouterr().err.splitlines() if "Error" in line]
     assert MISTAKES[words] in line
+
+
+def test_texts_that_are_cut_are_counted():
+    model, long_text = contexture.open(GOLDEN / "bert_format_2"), "the cat sees the river " * 9
+    for texts, lines in ((["the cat"], []), ([long_text, "the", long_text], ["2 texts"]), ([long_text], ["1 texts"])):
+        with logged() as messages:
+            assert len([*sentence_vectors(model, texts, Pooling())]) == 1
+        cut = [line.partition(", ")[0] for line in messages if "truncated" in line]
+        assert cut == [f"warning: truncated {count}" for count in lines]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import contexture
-from contexture.analysis.zeroshot.alternatives import MEASURES, choose, filled
+from contexture.analysis.zeroshot.alternatives import MEASURES, _by_group, choose, filled
 from contexture.analysis.zeroshot.continuations import ScoredContinuation, score_continuations
 from contexture.analysis.zeroshot.files import book_questions, passages, with_shots
 from contexture.analysis.zeroshot.lambada import lambada, split_passage
@@ -344,3 +344,11 @@ def test_the_last_of_an_elmo_is_its_last_word_read_forward(elmo):
     (each,) = score_continuations(elmo, [("the cat sees", "the dog")])
     close(each.last, -forward[4])
     assert len({round(float(x), 4) for x in forward[3:6]}) == 3
+
+
+def test_only_two_groups_have_a_gap():
+    right, own = np.array([True, False, True, True]), {"a": 1.0, "b": 0.5, "c": 1.0}
+    for names, gap in (("abbc", {}), ("abba", {"gap": 0.5})):
+        figures = _by_group(right, names)
+        assert {name: each["accuracy"] for name, each in figures.pop("groups").items()} == {n: own[n] for n in {*names}}
+        assert figures == gap

@@ -375,3 +375,10 @@ def test_damage_gives_examples_or_one_line(
 def test_another_separator_is_named(tmp_path: Path, name: str, content: str, task: dict[str, Any], hint: str):
     message = _refused(tmp_path / name, content, TaskConfig(kind="classify", **task))
     assert f"its columns seem to have {hint}" in message if hint else "seem to have" not in message
+
+
+def test_columns_are_those_of_the_first_hundred_rows():
+    rows = [(n, ["a"] * (3 if n <= 50 else 2)) for n in range(1, 102)]
+    assert tables.usual_width(rows) == (1, 3) and tables.usual_width(rows[1:]) == (51, 2)
+    records: list[Any] = [(n, {"a" if n <= 50 else "b": "x"}) for n in range(1, 102)]
+    assert tables.table_of_records("f", lambda: iter(records), "objects").names == ("a", "b")

@@ -32,6 +32,7 @@ def films(hub: Hub, tmp_path: Path) -> Hub:
     table = (tmp_path / "rows.parquet").read_bytes()
     files = {
         "README.md": b"# films",
+        "dev.json": b"[]",
         "data/train-0.parquet": table,
         "data/train-1.jsonl": b'{"text": "one", "label": "good"}\n{"text": "two", "label": "bad"}\n',
         "data/test.csv": b"text,label\na tall tale,good\na short one,bad\n",
@@ -103,6 +104,7 @@ def test_a_data_set_that_is_another_one_is_noticed_as_a_changed_file(films: Hub,
         ("hf://datasets/owner/books/a.csv", "no such data set at http://127"),
         (f"{SET}@v2/data/test.csv", "the data set has no such revision"),
         (f"{SET}/data/tset.csv", "the data set has no such file (did you mean data/test.csv?)"),
+        (f"{SET}/deev.json", "the data set has no such file (did you mean dev.json?)"),
         (f"{SET}/nothing", "no such file; it has data/test.csv, data/train-0.parquet, data/train-1.jsonl, …"),
         (SET, "no address of a data set's files on the hub; give hf://datasets/OWNER/NAME[@REVISION]/FILE"),
         ("hf://owner/films/a.csv", "no address of a data set's files on the hub"),

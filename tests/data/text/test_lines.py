@@ -179,5 +179,6 @@ def test_a_document_that_is_read_whole_has_a_limit(tmp_path: Path, monkeypatch: 
 def test_few_long_examples_are_read_together(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(task_examples, "CHUNK_CHARACTERS", 10)
     monkeypatch.setattr(task_examples, "CHUNK", 3)
-    read = [Text("a" * length, None, "") for length in (1, 1, 1, 9, 1, 40, 2, 2)]
-    assert [len(chunk) for chunk in example_chunks(read)] == [3, 2, 1, 2]
+    for lengths, chunks in (((1, 1, 1, 9, 1, 40, 2, 2), [3, 2, 1, 2]), ((4, 5, 1, 4, 6), [3, 2]), ((9, 9, 9), [2, 1])):
+        read = [Text("a" * length, None, "") for length in lengths]
+        assert [len(chunk) for chunk in example_chunks(read)] == chunks

@@ -1,6 +1,8 @@
 """What the processes of a job tell each other, through a store that stands in for that of jax."""
 
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from contexture.data.errors import DataError
 from contexture.train.distributed import native_aborts, processes
 from contexture.train.errors import ConfigError, ProcessLost
 from contexture.train.options import MeshConfig
+from tests.conftest import ROOT
 
 INTERVAL = 0.1
 """Seconds between two heartbeats: a sixth of the limit."""
@@ -228,3 +231,18 @@ def test_a_job_that_does_not_come_together_is_one_line(joins, monkeypatch, said,
     with pytest.raises(kind) as caught:
         processes.initialize(MeshConfig(distributed=True))
     assert line in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+
+def test_text_of_native_code_is_held_back_from_its_first_sign_of_an_abort():
+    script = """
+import os, sys, time
+from contexture.train.distributed import native_aborts
+native_aborts.divert_native_errors()
+for line in ("usual", "E coordination_service_agent.cc: failed", "  a frame of a stack"):
+    os.write(2, (line + "\\n").encode())
+while len(native_aborts._held) < 2:
+    time.sleep(0.01)
+print("Python's own", file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "usual\nPython's own\n")

@@ -11,7 +11,7 @@ import pytest
 
 import contexture
 from contexture.train import run_file
-from contexture.train.evaluation import predict
+from contexture.train.evaluation import predict, submission
 from tests.helpers.commands import done, json_of, run_command
 from tests.helpers.long import long
 from tests.helpers.random_runs import random_training
@@ -187,3 +187,17 @@ def test_several_runs_fill_one_folder(named, tmp_path, capsys):
     )
     assert code == 2 and f"again would both write {tmp_path / 'to' / 'STS-B.tsv'}; evaluate one of them" in err
     assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("tfds:glue/mnli_matched:test", "MNLI-m.tsv"),
+        ("tfds:glue/mnli_mismatched:test", "MNLI-mm.tsv"),
+        ("tfds:glue/ax:test", "AX.tsv"),
+        ("matched/Test_Mismatched.tsv", "MNLI-mm.tsv"),
+        ("glue/AX.tsv", "AX.tsv"),
+    ],
+)
+def test_a_file_has_the_name_of_its_part_of_mnli(source, name):
+    assert submission._name_of(submission._GLUE["mnli"], source) == name

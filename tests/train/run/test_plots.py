@@ -110,3 +110,15 @@ def test_a_live_figure_is_drawn_and_a_full_disk_does_not_end_the_run(tmp_path, m
     again = LiveLossFigure(tmp_path, None, "run")
     again.update()
     again.close()
+
+
+def test_the_span_of_many_steps_holds_the_first_and_every_extreme():
+    steps = np.arange(1, 5001)
+    losses = np.full(5000, 2.0)
+    losses[[0, 2500, 4999]] = 9.0, 1.0, 7.0
+    _, (axes,) = new_figure(4, 3)
+    plots._draw_steps(axes, np.stack([steps, losses], 1))
+    (span,) = axes.collections
+    x, y = np.asarray(span.get_paths()[0].vertices).T
+    assert (x.min(), y.min(), y.max()) == (1, 1.0, 9.0) and y[np.argmax(x)] in (2.0, 7.0)
+    assert len(np.unique(x)) == 5000 // 3 + 1  # at most 2,000 places

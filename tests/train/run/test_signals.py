@@ -3,11 +3,15 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from contexture.train.run import signals
 from contexture.train.run.signals import EXIT_CODE, NAME
 from tests.conftest import ROOT
+from tests.helpers.commands import run_command
+from tests.train.run.test_formats import GOLDEN
 
 _BUSY = {
     # An exception of a handler would be ignored there, and the command go on.
@@ -58,6 +62,54 @@ def test_a_signal_ends_a_process_at_once_and_leaves_no_partial_file(tmp_path, mo
     out, err = process.communicate(timeout=20)
     assert (out, err) == ("", f"{NAME[number]}: stopped; the same command starts again\n")
     assert process.returncode == EXIT_CODE[number] and not any(tmp_path.iterdir())
+
+
+FILES = {
+    "t.txt": "the cat sees the dog\n",
+    "c.tsv": "text\tlabel\tchoice1\tchoice2\nthe old cat\tanimal\tcat\tdog\n",
+    "s.tsv": "the cat\ta dog\t0.5\nthe\ta\t0.1\n",
+    "a.tsv": "text\tchoice1\tchoice2\tlabel\nthe\tcat\tdog\t0\n",
+    "m.jsonl": '{"sentence_good": "the cat", "sentence_bad": "cat the", "UID": "a"}\n',
+    "x.conllu": "1\tthe\tthe\tDET\t_\t_\t0\troot\t_\t_\n\n",
+}
+ZEROSHOT = {"lambada": "t.txt", "choice": "a.tsv", "blimp": "m.jsonl", "wikitext": "t.txt"}
+AGAIN, NOTHING = "stopped; the same command starts again", "stopped, nothing was written; the same command starts again"
+
+
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        ("generate GPT --prompt a --tokens 3", "stopped"),
+        ("score GPT --input t.txt", AGAIN),
+        ("embed BERT --input t.txt --to v.npy", NOTHING),
+        ("senses BERT --word the --input t.txt --to s.html", NOTHING),
+        ("similarity BERT --input s.tsv --text 1 --second 2 --label 3 --header no", NOTHING),
+        ("neighbours BERT --input t.txt --text the", AGAIN),
+        ("predict TASK --input c.tsv --to o.jsonl", NOTHING),
+        ("evaluate TASK --dev c.tsv", AGAIN),
+        (
+            "probe BERT --task pos --train x.conllu --dev x.conllu --to d",
+            "stopped; d/probe.json has the runs and steps that were done",
+        ),
+        *((f"zeroshot GPT --task {task} --input {file}", AGAIN) for task, file in ZEROSHOT.items()),
+    ],
+)
+def test_every_command_says_what_a_signal_leaves(tmp_path, monkeypatch, capsys, words, state):
+    """One that came while it read its options is answered before any work."""
+    monkeypatch.chdir(tmp_path)
+    for name, content in FILES.items():
+        Path(name).write_text(content)
+    begin = signals.Signals.__init__
+
+    def after_one(listening: signals.Signals, *given: str) -> None:
+        begin(listening, *given)
+        listening.received = signal.SIGINT
+
+    monkeypatch.setattr(signals.Signals, "__init__", after_one)
+    runs = {"GPT": "gpt_format_2", "BERT": "bert_format_2", "TASK": "task_format_2"}
+    code, err = run_command(capsys, *(str(GOLDEN / runs[word]) if word in runs else word for word in words.split()))
+    assert code == 130 and err.splitlines()[-1] == f"Ctrl-C: {state}", err
+    assert {file.name for file in tmp_path.iterdir()} <= {*FILES, "d"}
 
 
 def test_a_signal_ends_a_process_whose_line_nobody_reads(tmp_path, monkeypatch):

@@ -89,6 +89,9 @@ def test_a_run_stopped_in_an_evaluation_is_the_same_run(words, whole, tmp_path, 
     kept, expected = ranks(folder), ranks(whole)
     assert {step: kept[step] for step in expected} == expected and best_step(kept) == best_step(expected)
     assert "unevaluated" not in read_meta(folder / "checkpoints" / "12")
+    measured = {r["step"]: r["loss"] for r in figures(folder) if r["split"] == "dev"}
+    for each in steps(folder / "checkpoints"):
+        assert read_meta(folder / "checkpoints" / str(each))["held_out_loss"] == measured[each]
 
 
 @pytest.mark.long
