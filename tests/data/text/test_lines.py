@@ -24,7 +24,7 @@ from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.tasks import conll, odd_rows, tables
 from contexture.data.tasks import examples as task_examples
-from contexture.data.tasks.examples import Text, example_chunks
+from contexture.data.tasks.examples import ChoiceExample, Pair, QuestionExample, Tagged, Text, example_chunks
 from contexture.data.tasks.read_examples import examples
 from contexture.data.tasks.spans.squad_file import questions_of_json
 from contexture.data.text import columnar, lines
@@ -182,3 +182,17 @@ def test_few_long_examples_are_read_together(monkeypatch: pytest.MonkeyPatch):
     for lengths, chunks in (((1, 1, 1, 9, 1, 40, 2, 2), [3, 2, 1, 2]), ((4, 5, 1, 4, 6), [3, 2]), ((9, 9, 9), [2, 1])):
         read = [Text("a" * length, None, "") for length in lengths]
         assert [len(chunk) for chunk in example_chunks(read)] == chunks
+
+
+@pytest.mark.parametrize(
+    ("example", "count"),
+    [
+        (Text("abc", None, ""), 3),
+        (Pair("abc", "de", None, ""), 5),
+        (Tagged(("ab", "c"), None, ""), 3),
+        (ChoiceExample("ab", ("c", "def"), None, ""), 6),
+        (QuestionExample("", "abc", "de", (), ""), 5),
+    ],
+)
+def test_an_example_has_the_characters_of_all_its_texts(example, count):
+    assert task_examples.characters(example) == count
