@@ -49,7 +49,7 @@ QUICKLY_COMPILED = (
     " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false"
     " --xla_cpu_parallel_codegen_split_count=1"
 )
-QUICK_EXAMPLES = 20
+QUICK_EXAMPLES = 15
 MOST_MEMORY = 1 << 31
 """Bytes of a process of the suite, beyond which its compiled programs are dropped between two files."""
 MOST_PROGRAMS = 128

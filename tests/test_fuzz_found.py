@@ -42,7 +42,7 @@ def test_what_broke_a_law_breaks_none_now(file, tmp_path):
 # the warning names no object.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. None:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
-@pytest.mark.parametrize("number", [1, *long(2, 3)])
+@pytest.mark.parametrize("number", long(1, 2, 3))
 def test_a_case_of_each_target_keeps_every_law(target, number, tmp_path):
     with sandbox(target, tmp_path / "sandbox") as place:
         broken = place.run(case_of(place.seed, target, 7, number), seconds=60)

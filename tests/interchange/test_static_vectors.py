@@ -234,6 +234,7 @@ def test_pairs_are_two_sequences_of_words_and_alternatives_one(tmp_path):
     assert batch["tokens"][0].tolist() == [[2, 3, 4, 7, 0, 0], [2, 3, 5, 6, 0, 0]]
 
 
+@pytest.mark.long
 def test_neighbours_similarity_and_probes_read_them(run, tmp_path):
     (tmp_path / "in.txt").write_text("cat sat\ngood bad\n")
     found = json_of("neighbours", run, "--input", tmp_path / "in.txt", "--text", "cat sat")

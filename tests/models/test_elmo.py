@@ -147,6 +147,7 @@ def spelled_otherwise(batch: Any, word: str) -> Any:
     return {**batch, "types": types}
 
 
+@pytest.mark.long
 def test_no_gradient_comes_from_the_side_that_is_predicted():
     """Each place has a word of one byte of its own, whose row of the table of characters no other place reads."""
     words = list("abcdefgh")

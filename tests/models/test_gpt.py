@@ -81,6 +81,7 @@ def test_gpt_never_looks_ahead(name: str, packed: bool, params: Any):
         assert_differs(base.encoding.hidden_BLD[:, place], moved.encoding.hidden_BLD[:, place])
 
 
+@pytest.mark.long
 def test_no_gradient_comes_from_the_future(params: Any):
     """The gradient of a state to every token vector behind it is exactly zero."""
     place = 5

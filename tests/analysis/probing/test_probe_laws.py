@@ -170,6 +170,7 @@ def test_a_probe_that_is_done_stays_as_it_is():
     close(predict_labels(both, dev, units)[0], predict_labels(short, dev, units)[0], tolerance=1e-4)
 
 
+@pytest.mark.long
 def test_predictions_do_not_depend_on_the_batch():
     train, dev, units = joined(synthetic_task(200, spans=2), synthetic_task(45, seed=1, spans=2))
     longer = np.random.default_rng(0).choice([0, 3], size=(45, 2, 1))  # few widths, each of which is compiled for

@@ -160,6 +160,7 @@ def test_a_signal_before_training_ends_all_processes(door, tiny_words, tmp_path)
     assert json.loads((folder / "run.json").read_text())["format"] == 2
 
 
+@pytest.mark.long
 def test_the_coordinator_listens_on_the_address_given_alone(door, tiny_words, tmp_path):
     port = free_port()
     words = [*tiny_words, "--mesh.startup-minutes", "0.15"]

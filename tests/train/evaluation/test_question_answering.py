@@ -83,7 +83,8 @@ def answers_of(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "dev-6" / "predictions.jsonl").read_text("utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("sizes", [((1, 64), (8, 8)), pytest.param(((1, 64), (1, 1)), marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("sizes", [((1, 64), (8, 8)), ((1, 64), (1, 1))])
 def test_figures_do_not_depend_on_devices_and_batches(answering, tmp_path, sizes):
     """29 questions with several windows each, which fall to different devices."""
     results, answers = [], []
