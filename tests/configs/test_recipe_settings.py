@@ -19,6 +19,7 @@ import contexture
 from contexture import requests
 from contexture.configs import finetuning, recipes, task_recipes
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, VectorsConfig
+from contexture.option_scope import own_options
 from contexture.train.config import Run
 
 FILE = Path(__file__).parents[1] / "golden" / "recipes.json"
@@ -37,7 +38,7 @@ def settings_of(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 @functools.cache
-def written() -> dict[str, dict[str, Any]]:
+def written() -> dict[str, Any]:
     """The defaults whole, and of each recipe what is unlike them."""
     models = (BertConfig(), GptConfig(), ElmoConfig(), VectorsConfig())
     usual = {type(model).__name__: settings_of(dataclasses.replace(Run(), model=model)) for model in models}
@@ -47,7 +48,13 @@ def written() -> dict[str, dict[str, Any]]:
         others = usual[settings["model.class"]]
         result[name] = {key: value for key, value in settings.items() if others[key] != value}
         result[name]["model.class"] = settings["model.class"]
-    return {**result, **_of_commands(), **_of_functions(), "fine-tuning": {"MIX_LR": finetuning.MIX_LR}}
+    return {
+        **result,
+        **_of_commands(),
+        **_of_functions(),
+        **_of_options(),
+        "fine-tuning": {"MIX_LR": finetuning.MIX_LR},
+    }
 
 
 def _of_commands() -> dict[str, dict[str, Any]]:
@@ -59,6 +66,13 @@ def _of_commands() -> dict[str, dict[str, Any]]:
                 own = {field.name: field.default for field in dataclasses.fields(kind)}
                 found[kind.__name__] = {name: x for name, x in own.items() if isinstance(x, str | int | float | tuple)}
     return json.loads(json.dumps(found))
+
+
+def _of_options() -> dict[str, list[str]]:
+    """{"options of gpt.tiny": […], …}: those that a pretraining of each family takes."""
+    return {
+        f"options of {name}": sorted(own_options(recipes()[name]())) for name in ("bert.tiny", "gpt.tiny", "elmo.tiny")
+    }
 
 
 def _of_functions() -> dict[str, dict[str, Any]]:
