@@ -257,7 +257,7 @@ def test_dropouts_three_places_each_act(params: Any):
 def fresh() -> Any:
     """As a run is born, wide enough for statistics."""
     config = BertConfig(vocab=997, length=64, layers=2, hidden=128, heads=4, ffn=256)
-    return jax.jit(build(config, HEADS).init)(jax.random.key(0, impl="unsafe_rbg"), BATCH)["params"]
+    return jax.jit(build(config, HEADS).init)(jax.random.key(0), BATCH)["params"]
 
 
 def test_kernels_are_normal_cut_at_two_deviations(fresh: Any):

@@ -34,7 +34,7 @@ def _born(config: ElmoConfig, under: str = "") -> dict[str, np.ndarray]:
         params = by_path(build(config, OBJECTIVES["bilm"].heads).init(key, batch)["params"])
         return {path: x for path, x in params.items() if path.startswith(under)}
 
-    return {path: np.asarray(x, np.float64) for path, x in drawn(jax.random.key(0, impl="unsafe_rbg")).items()}
+    return {path: np.asarray(x, np.float64) for path, x in drawn(jax.random.key(0)).items()}
 
 
 def _table(activation: str) -> dict[str, tuple[str, float]]:

@@ -108,14 +108,14 @@ def test_a_seed_and_a_rate_have_no_step_of_their_own(stepper):
 
     with jax.set_mesh(mesh):
         optim = dataclasses.replace(RUN.optim, peak_lr=3e-2)
-        asides: dict[str, Any] = {
+        unread: dict[str, Any] = {
             "save": SaveConfig(every=3), "log": LogConfig(every=7), "evaluate": EvaluateConfig(every=2),
             "init": InitConfig(run="runs/1"),
             "data": dataclasses.replace(RUN.data, path=("a",), dev=("b",), tokenizer="c"),
             "task": dataclasses.replace(RUN.task, train=("a",), dev=("b",), test=("c",)),
         }  # fmt: skip
         assert jitted(seed=5, dir="runs/5", optim=optim) is stepper[1].jitted
-        assert all(jitted(**{name: config}) is stepper[1].jitted for name, config in asides.items())
+        assert all(jitted(**{name: config}) is stepper[1].jitted for name, config in unread.items())
         for other in ({"optim": dataclasses.replace(RUN.optim, weight_decay=0.5)}, {"steps": 11}):
             assert jitted(**other) is not stepper[1].jitted
 

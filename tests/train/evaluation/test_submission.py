@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import contexture
+from contexture.data.config import TaskConfig
 from contexture.train import run_file
 from contexture.train.evaluation import predict, submission
 from tests.helpers.commands import done, json_of, run_command
@@ -201,3 +202,11 @@ def test_several_runs_fill_one_folder(named, tmp_path, capsys):
 )
 def test_a_file_has_the_name_of_its_part_of_mnli(source, name):
     assert submission._name_of(submission._GLUE["mnli"], source) == name
+
+
+@pytest.mark.parametrize("names", [("sentence1", "sentence2"), ("#1 String", "#2 String")])
+def test_glues_own_columns_are_read_where_a_task_names_those_of_tfds(names):
+    of_tfds = TaskConfig(kind="classify", text="premise", second="hypothesis")
+    read = submission._with_columns(of_tfds, ("index", *names))
+    assert (read.text, read.second) == names
+    assert submission._with_columns(of_tfds, ("Premise", "hypothesis", *names)) == of_tfds
