@@ -1,10 +1,8 @@
 """Requests: what the command line makes of options."""
 
 import dataclasses
-import importlib
 import itertools
 import os
-import pkgutil
 import typing
 from typing import Any
 
@@ -15,6 +13,7 @@ from contexture.cli.argv import expand_aliases
 from contexture.cli.parse import parse
 from contexture.requests import GenerationRequest, arguments, several
 from contexture.train.errors import ConfigError
+from tests.helpers.commands import request_kinds
 
 
 def test_every_name_that_the_package_gives_is_there():
@@ -63,15 +62,12 @@ def _writers() -> list[tuple[type, str, str]]:
     """(a type of options that writes files, which option says where, each of its options that is a file to read)."""
     marks = arguments.FILE, arguments.FILES
     found = []
-    for module in pkgutil.iter_modules(requests.__path__, "contexture.requests."):
-        for kind in vars(importlib.import_module(module.name)).values():
-            if not dataclasses.is_dataclass(kind) or kind.__module__ != module.name:
-                continue
-            hints = typing.get_type_hints(kind, include_extras=True)
-            files = [
-                name for name, hint in hints.items() if any(mark in marks for mark in getattr(hint, "__metadata__", ()))
-            ]
-            found += [(kind, to, name) for to in _WRITTEN for name in files if to in files and name not in _WRITTEN]
+    for kind in request_kinds():
+        hints = typing.get_type_hints(kind, include_extras=True)
+        files = [
+            name for name, hint in hints.items() if any(mark in marks for mark in getattr(hint, "__metadata__", ()))
+        ]
+        found += [(kind, to, name) for to in _WRITTEN for name in files if to in files and name not in _WRITTEN]
     return found
 
 

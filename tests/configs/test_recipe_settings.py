@@ -1,4 +1,4 @@
-"""The settings of every recipe, and all defaults of runs and commands, are those of tests/golden/recipes.json.
+"""The settings of every recipe, and all defaults of runs and commands, are those of tests/golden/settings.json.
 
 A run's results depend on each of them. To change one, write the file again with
 `python -m tests.configs.test_recipe_settings`, and check the diff.
@@ -6,23 +6,21 @@ A run's results depend on each of them. To change one, write the file again with
 
 import dataclasses
 import functools
-import importlib
 import inspect
 import json
-import pkgutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import contexture
-from contexture import requests
 from contexture.configs import finetuning, recipes, task_recipes
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, VectorsConfig
 from contexture.option_scope import own_options
 from contexture.train.config import Run
+from tests.helpers.commands import request_kinds
 
-FILE = Path(__file__).parents[1] / "golden" / "recipes.json"
+FILE = Path(__file__).parents[1] / "golden" / "settings.json"
 
 
 def settings_of(config: Any, prefix: str = "") -> dict[str, Any]:
@@ -60,11 +58,9 @@ def written() -> dict[str, Any]:
 def _of_commands() -> dict[str, dict[str, Any]]:
     """{"ScoreRequest": {"batch": 16, …}}: the defaults of the options that are not a run's."""
     found: dict[str, dict[str, Any]] = {}
-    for module in pkgutil.iter_modules(requests.__path__, "contexture.requests."):
-        for kind in vars(importlib.import_module(module.name)).values():
-            if dataclasses.is_dataclass(kind) and isinstance(kind, type) and kind.__module__ == module.name:
-                own = {field.name: field.default for field in dataclasses.fields(kind)}
-                found[kind.__name__] = {name: x for name, x in own.items() if isinstance(x, str | int | float | tuple)}
+    for kind in request_kinds():
+        own = {field.name: field.default for field in dataclasses.fields(kind)}
+        found[kind.__name__] = {name: x for name, x in own.items() if isinstance(x, str | int | float | tuple)}
     return json.loads(json.dumps(found))
 
 

@@ -1,8 +1,11 @@
 """Commands called in the process of the test: done, refused, on so many devices."""
 
 import contextlib
+import dataclasses
+import importlib
 import io
 import json
+import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import jax
 import pytest
 
+from contexture import requests
 from contexture.cli import main as cli
 
 _ALL_DEVICES = jax.devices  # also where one use of `devices` is inside another
@@ -44,3 +48,12 @@ def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int
     """(exit code, all of stderr) of one command in this process."""
     code = cli.main([str(word) for word in words])
     return code, capsys.readouterr().err.strip()
+
+
+def request_kinds() -> list[type]:
+    """The types of the options that commands have beside a run's."""
+    modules = [
+        importlib.import_module(each.name) for each in pkgutil.iter_modules(requests.__path__, "contexture.requests.")
+    ]
+    kinds = [(module, kind) for module in modules for kind in vars(module).values() if isinstance(kind, type)]
+    return [kind for module, kind in kinds if dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__]
