@@ -43,12 +43,16 @@ from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.options import MeshConfig
 from contexture.train.run.data import read_tokenizer
 from contexture.train.run.folder import versions
+from contexture.train.run.limits import available_memory
 from contexture.train.run_file import RunRecord
 
 logger = logging.getLogger(__name__)
 
 IMPORTERS = ("hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm", "vectors")
 """The formats that `import_model` reads."""
+OPENED_SIZE = 3.5
+"""How many times the size of its parameters a model takes when a text is read with it: as read, held and copied."""
+_NOT_OPENED = "too little memory here to open the model whole; no text was read with it"
 ExportedFiles: TypeAlias = tuple[dict[str, bytes], dict[str, np.ndarray]]
 """(files by name, the tensors of the weights by name)."""
 
@@ -212,7 +216,12 @@ def _write_run(to: Path, imported: ImportedModel, notes: list[str], cancel: Canc
             imported=dataclasses.replace(imported.provenance, missing=tuple(missing)),
         )
         run_file.write(part, record)
-        _check_opens(part, to)
+        free, needed = available_memory(), OPENED_SIZE * sum(leaf.nbytes for leaf in leaves.values())
+        # It was written one tensor at a time, for a machine that may be larger than this one.
+        if free is None or needed <= free:
+            _check_opens(part, to)
+        else:
+            logger.warning(f"{to}: {_NOT_OPENED}")
     if missing:
         logger.warning(f"{imported.missing_note}: {', '.join(missing)}")
     for note in filter(None, (*notes, tensors.note())):
@@ -241,10 +250,9 @@ def _check_opens(folder: Path, to: Path) -> None:
     except (DataError, ConfigError, CheckpointError) as error:
         raise DataError(str(error).replace(str(folder), str(to))) from None
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
-        # It was written one tensor at a time, for a machine that may be larger than this one.
         if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        logger.warning(f"{to}: too little memory here to open the model whole; no text was read with it")
+        logger.warning(f"{to}: {_NOT_OPENED}")
         return
     if not np.isfinite(np.asarray(hidden_BLD, np.float32)).all():
         raise DataError(f"{to}: the model answers with numbers that are not finite; its weights are no model's")

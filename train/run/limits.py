@@ -2,6 +2,7 @@
 
 import contextlib
 import resource
+from pathlib import Path
 
 LEAST_ADDRESS_SPACE = 3 << 30
 """Bytes (`ulimit -v`): jax with one device and its threads on a CPU maps about 2.5 GiB."""
@@ -9,6 +10,23 @@ LEAST_OPEN_FILES = 64
 """File descriptors (`ulimit -n`): a checkpoint being written and shards being read hold up to 30."""
 
 _ENOUGH_FILES = 1 << 16
+
+
+def available_memory(root: Path = Path("/")) -> int | None:
+    """Returns the bytes that Linux has left for this process before it ends one; None on other systems.
+
+    The least of the machine's and, in a container, of its control group's. root: of the system's files.
+    """
+    available = []
+    with contextlib.suppress(OSError, StopIteration):
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        available.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")))
+    group = root / "sys/fs/cgroup"
+    with contextlib.suppress(OSError, ValueError):  # `max`: no limit
+        used = int((group / "memory.current").read_text())
+        cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        available.append(int((group / "memory.max").read_text()) - used + int(cached.get("inactive_file", 0)))
+    return max(min(available), 0) if available else None
 
 
 def check_address_space() -> None:
