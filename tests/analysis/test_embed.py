@@ -226,7 +226,7 @@ def test_what_a_family_does_not_have_is_said(text, tmp_path, capsys, name, words
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["v.npy", "v.npz", *long("v.hdf5", "v.parquet", "v.safetensors")])
+@pytest.mark.parametrize("name", ["v.npy", *long("v.npz", "v.hdf5", "v.parquet", "v.safetensors")])
 def test_nothing_is_left_of_what_was_stopped(elmo_run, text, tmp_path, capsys, monkeypatch, name):
     """By a signal between two batches."""
     seen = []

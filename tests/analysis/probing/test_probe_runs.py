@@ -102,11 +102,17 @@ def test_layers_may_be_probed_alone_and_mixes_of_some(tmp_path):
     (each,) = probe(GOLDEN / RUNS[0], sets, dev, dev, folder=tmp_path, layers="each", training=FAST)
     assert each["split"] == "test" and len(each["layer_f1"]) == len(each["layers"]) == len(each["layer_selectivity"])
     assert each["f1"] == each["layer_f1"][each["best_layer"]] and "weights" not in each
+    (two,) = probe(GOLDEN / RUNS[0], sets, dev, folder=tmp_path, layers="0,2", training=FAST, control=False)
+    assert_close(two["centre_of_gravity"], 2 * two["weights"][1], rtol=1e-6)
+    assert "selectivity" not in two and "cumulative_f1" not in two
+
+
+@pytest.mark.long
+def test_one_layer_may_be_probed(tmp_path):
+    sets, dev = {"edges": _sentences(24)}, {"edges": _sentences(10)}
     (top,) = probe(GOLDEN / RUNS[0], sets, dev, folder=tmp_path, layers="2", training=FAST, control=False)
     assert top["layers"] == [2] and top["weights"] == [1.0] and top["centre_of_gravity"] == 2
     assert "selectivity" not in top and "cumulative_f1" not in top
-    (two,) = probe(GOLDEN / RUNS[0], sets, dev, folder=tmp_path, layers="0,2", training=FAST, control=False)
-    assert_close(two["centre_of_gravity"], 2 * two["weights"][1], rtol=1e-6)
 
 
 def test_what_is_left_out_and_what_cannot_be_known_is_counted(tmp_path):

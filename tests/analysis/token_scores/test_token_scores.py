@@ -113,7 +113,6 @@ def test_an_elmos_predictions_are_those_of_both_directions():
 @pytest.mark.parametrize(
     ("run", "windows"),
     [
-        (RUNS["forward"], WINDOWS[1]),
         (RUNS["backward"], WINDOWS[0]),
         *long(*((run, windows) for run in RUNS.values() for windows in WINDOWS)),
     ],

@@ -30,6 +30,7 @@ from contexture.data.tasks.spans.squad_file import questions_of_json
 from contexture.data.text import columnar, lines
 from contexture.data.text.columnar import Columnar
 from contexture.data.text.sources import TextFile, expand
+from tests.helpers.long import long
 
 ENDS = st.sampled_from(["\n", "\r\n", "\r"])
 WITHIN = st.text(st.sampled_from("a ä漢\t\u2028\u2029\x85\x1c\x0b\x0c"), max_size=9)
@@ -106,7 +107,7 @@ def _task(kind: str) -> Callable[[Path], object]:
         ("a.txt.gz", "a b\n", lambda file: list(passages(str(file))), 4, ":2: a line of more than 1,048,576"),
         ("a.conll.gz", "a\tO\n\n", _task("tag"), 4, ":3: a line of more than 1,048,576 bytes"),
         ("a.tsv.gz", "text\tlabel\na\tx\n", _task("classify"), 200, ":3: a line of more than 67,108,864 bytes"),
-        ("a.csv.gz", "text,label\na,x\n", _task("classify"), 200, ":3: a line of more than 67,108,864 bytes"),
+        *long(("a.csv.gz", "text,label\na,x\n", _task("classify"), 200, ":3: a line of more than 67,108,864 bytes")),
         ("a.jsonl.gz", '{"text": "a", "label": 1}\n{"text": "', _task("classify"), 200, ":2: a line of more than"),
         ("a.jsonl.gz", '{"text": "', lambda file: list(TextFile(file).documents()), 200, ":1: a line of more than"),
     ],

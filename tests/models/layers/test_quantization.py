@@ -75,7 +75,7 @@ def product_and_gradients(x_TD, kernel_DF, dy_TF, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sizes", [(5, 40, 7), (1, 1, 3), (9, 33, 1)])
+@pytest.mark.parametrize("sizes", [(5, 40, 7), *long(((1, 1, 3),), ((9, 33, 1),))])
 @settings(deadline=None, max_examples=10)
 @given(seed=st.integers(0, 10_000))
 def test_a_product_and_its_gradients_are_those_of_the_rounded_factors(kind, sizes, seed):
