@@ -186,7 +186,7 @@ def test_two_processes_change_no_answer(door, answering, tmp_path, batch):
     with devices(1):
         expected = contexture.evaluate(answering, to=str(tmp_path / "one"))
     result = evaluate_in_two_processes(door, answering, batch, tmp_path / "two")
-    assert result["metrics"] == pytest.approx(expected["metrics"], abs=1e-6)
+    assert result["metrics"] == pytest.approx(expected["metrics"], rel=1e-6, abs=1e-6)
     one, two = answers_of(tmp_path / "one"), answers_of(tmp_path / "two")
     assert [r["prediction"] for r in two] == [r["prediction"] for r in one]
 

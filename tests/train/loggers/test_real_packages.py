@@ -106,5 +106,5 @@ def test_only_the_first_process_of_a_job_needs_the_trackers_package(door, tiny_w
     (file,) = (folder / "wandb").glob(f"offline-run-*-{ids['run']}/*.wandb")
     assert [row["train/step"] for row in history(file) if "train/step" in row] == [1, 2]
     # Alone, that process is refused: the package is missing there indeed.
-    alone = without_wandb(*words, "--dir", tmp_path / "alone", env={})
+    alone = without_wandb(*words[:-2], "--dir", tmp_path / "alone", env={})
     assert alone.returncode == 2 and "wandb is not installed" in str(alone.stderr)
