@@ -13,6 +13,7 @@ import pytest
 import contexture
 from contexture.cli import main as cli
 from contexture.data.tasks.example_store import ROW
+from contexture.train.run_file import read
 from tests.conftest import TINY
 from tests.helpers.commands import done
 from tests.helpers.tfds_sets import build
@@ -86,6 +87,11 @@ def from_files(files: Sequence[Path]) -> list[object]:
     return ["--task.train", files[0], "--task.dev", files[1]]
 
 
+def rate_of(run: Path) -> list[object]:
+    """A task has a rate of its own."""
+    return ["--optim.peak-lr", read(run).run.optim.peak_lr]
+
+
 @pytest.fixture(scope="module")
 def named(place: Path) -> Path:
     """A fine-tuning for a task by its name alone."""
@@ -112,7 +118,7 @@ def test_a_file_and_a_set_of_the_same_sentences_are_the_same_examples(place, nam
 @pytest.mark.long
 def test_a_file_and_a_set_of_the_same_sentences_are_one_run(place, named):
     files = [place / f"sst2.{split}.tsv" for split in ("train", "validation")]
-    finetune(place / "file", "--task.kind", "classify", "--optim.peak-lr", "2e-5", *from_files(files))
+    finetune(place / "file", "--task.kind", "classify", *rate_of(named), *from_files(files))
     assert_same(named, place / "file")
     labels = [json.loads((run / "run.json").read_text())["labels"] for run in (named, place / "file")]
     assert labels == [["negative", "positive"]] * 2
@@ -123,7 +129,8 @@ def test_a_file_and_a_set_of_the_same_pairs_and_numbers_are_one_run(place):
     """TFDS keeps the numbers as float32; the file says them in decimals."""
     files = [place / f"stsb.{split}.jsonl" for split in ("train", "validation")]
     finetune(place / "pairs", "--task", "stsb")
-    finetune(place / "pairs_file", "--task.kind", "regress", "--optim.peak-lr", "2e-5", *from_files(files))
+    words = ["--task.kind", "regress", *rate_of(place / "pairs"), *from_files(files)]
+    finetune(place / "pairs_file", *words)
     assert_same(place / "pairs", place / "pairs_file")
 
 

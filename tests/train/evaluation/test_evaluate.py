@@ -173,7 +173,9 @@ def test_several_files_have_a_row_each(task_run, task_files, tmp_path, kind, mon
     assert both["examples"] == 97 and "by_file" not in alone[0]
     for row, one in zip(both["by_file"], alone, strict=True):
         figures = {name: x for name, x in row.items() if name not in ("file", "examples")}
-        assert figures and figures == pytest.approx({name: one["metrics"][name] for name in figures}, rel=1e-6)
+        expected = {name: one["metrics"][name] for name in figures}
+        # A correlation of predictions that hardly differ has their rounding many times over.
+        assert figures and figures == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.usefixtures("one_device")
