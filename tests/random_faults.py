@@ -15,7 +15,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.mutants.origin import PACKAGES
@@ -50,7 +50,7 @@ class Fault:
     others: tuple[str, ...] = ()
     """Those that import the module or reach other lines of it. A cache of programs or of what was read may have kept
     them from this line, when it was recorded what each test reaches, and a constant is read without any line."""
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, repr=False, compare=False)  # what is kept of a fault goes by its `repr`
     """What the tests take without the fault."""
 
     @property
@@ -102,10 +102,15 @@ def _code(tree: ast.AST) -> Iterator[ast.AST]:
                 continue  # a docstring, or the text below an attribute
             if isinstance(node, ast.Raise) or _speaks(node) or _is_for_types(node):
                 continue
-            if isinstance(node, ast.keyword) and node.arg == "strict":  # zip's lists are as long
+            if _is_strict_zip(tree, node):  # its lists are as long
                 continue
             yield node
             yield from _code(node)
+
+
+def _is_strict_zip(call: ast.AST, word: ast.AST) -> bool:
+    named = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "zip"
+    return named and isinstance(word, ast.keyword) and word.arg == "strict"
 
 
 def _speaks(node: ast.AST) -> bool:
@@ -180,7 +185,7 @@ def _constants(value: object) -> Iterator[str]:
 def _arguments(node: ast.Call, lines: list[bytes]) -> Iterator[tuple[int, int, int, str]]:
     """Yields a call without one of its named arguments, and one with its first two exchanged."""
     for each in node.keywords:
-        if each.arg in (None, "strict") or not _is_one_line(each):
+        if each.arg is None or _is_strict_zip(node, each) or not _is_one_line(each):
             continue
         assert each.end_col_offset is not None
         line, end = lines[each.lineno - 1], each.end_col_offset
@@ -297,6 +302,7 @@ def record() -> None:
     if known.is_file() and known.read_text() == _digest():
         return
     REACHED.mkdir(parents=True, exist_ok=True)
+    known.unlink(missing_ok=True)  # what is there is written over
     print("recording which tests reach which lines: the quick suite, about twice as slow", flush=True)
     packages = [f"--cov={name}" for name in PACKAGES]
     env = {

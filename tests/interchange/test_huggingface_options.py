@@ -181,21 +181,30 @@ def test_a_model_that_answers_with_no_numbers_is_not_left(folder, tmp_path, caps
     refused(capsys, folder, f"{tmp_path / 'run'}: the model answers with numbers that are not finite")
 
 
-@pytest.mark.parametrize("noticed", [False, True], ids=["before", "by-native-code"])
-def test_an_import_that_is_too_large_to_open_here_stays(folder, tmp_path, monkeypatch, noticed):
+@pytest.mark.parametrize("left", [-1, 0, None], ids=["a byte too few", "as much as it takes", "not known"])
+def test_an_import_that_is_too_large_to_open_here_stays(folder, tmp_path, monkeypatch, left):
     """Linux ends a process that takes more than there is, so it is not opened where less is left than that takes."""
 
+    opened: list[None] = []
+
     def exhausted(*words: Any) -> None:
-        assert noticed, "opened"
+        opened.append(None)
         raise MemoryError("std::bad_alloc")
 
     size = sum(x.size * 4 for x in load_file(folder / "model.safetensors").values())
     monkeypatch.setattr(convert, "load_parameters", exhausted)
-    monkeypatch.setattr(convert, "available_memory", lambda: None if noticed else int(convert.OPENED_SIZE * size) - 1)
+    enough = int(convert.OPENED_SIZE * size)
+    monkeypatch.setattr(convert, "available_memory", lambda: None if left is None else enough + left)
     with logged() as messages:
         convert.import_model("hf", folder, tmp_path / "run")
     assert any("too little memory here to open the model whole" in message for message in messages)
-    assert (tmp_path / "run" / "run.json").is_file()
+    assert (tmp_path / "run" / "run.json").is_file() and len(opened) == (left != -1)
+
+
+def test_a_run_that_does_not_fit_its_vocabulary_is_refused_with_any_memory(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(convert, "available_memory", lambda: 0)
+    monkeypatch.setattr(convert, "text_batch", lambda *given: {"tokens": np.full((1, 4), 10**6)})
+    refused(capsys, folder, "the vocabulary has ids behind the model's")
 
 
 def test_an_import_is_read_back_before_it_is_there(folder, tmp_path, monkeypatch):

@@ -59,6 +59,6 @@ def test_bert_base_comes_in_with_the_memory_that_is_asked_for(tmp_path: Path):
     )
     code, seconds, written, opened = map(float, done.stderr.splitlines()[-1].split())
     print(f"{seconds:.1f} s; {written / size:.2f} times the file, opened {opened / size:.2f} times")
-    assert code == 0, done.stderr
+    assert code == 0 and "too little memory" not in done.stderr, done.stderr
     assert written < 1.3 * size
     assert opened < OPENED_SIZE * size

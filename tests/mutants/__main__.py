@@ -214,8 +214,8 @@ class Runner:
             if found not in GOOD or isinstance(row, Mutant):
                 return found, why
             seeing = failed(output, tests)
-            known = set(seeing) <= self.sound
-            if known or (run(whole, seeing)[0] == 0 and (seeing == tests or run(mutated, seeing)[0] != 0)):
+            sound = set(seeing) <= self.sound or run(whole, seeing)[0] == 0
+            if sound and (seeing == tests or run(mutated, seeing)[0] != 0):
                 self.sound.update(seeing)
                 return found, why
             tests = tuple(test for test in tests if test not in seeing)

@@ -216,12 +216,7 @@ def _write_run(to: Path, imported: ImportedModel, notes: list[str], cancel: Canc
             imported=dataclasses.replace(imported.provenance, missing=tuple(missing)),
         )
         run_file.write(part, record)
-        free, needed = available_memory(), OPENED_SIZE * sum(leaf.nbytes for leaf in leaves.values())
-        # It was written one tensor at a time, for a machine that may be larger than this one.
-        if free is None or needed <= free:
-            _check_opens(part, to)
-        else:
-            logger.warning(f"{to}: {_NOT_OPENED}")
+        _check_opens(part, to, sum(leaf.nbytes for leaf in leaves.values()))
     if missing:
         logger.warning(f"{imported.missing_note}: {', '.join(missing)}")
     for note in filter(None, (*notes, tensors.note())):
@@ -229,10 +224,13 @@ def _write_run(to: Path, imported: ImportedModel, notes: list[str], cancel: Canc
     return {"run": str(to), "parameters": count, "vocab_size": imported.tokenizer.size, "missing": missing}
 
 
-def _check_opens(folder: Path, to: Path) -> None:
+def _check_opens(folder: Path, to: Path, size: int) -> None:
     """Opens what was written for `to`, all of its arrays verified, and has the model read a text.
 
-    Raises: DataError where that fails; no such run is left. Where the memory is too small, a warning says so.
+    size: of its parameters, in bytes. It was written one tensor at a time, for a machine that may be larger than this
+    one: where the memory is too small for all of them, a warning says so.
+
+    Raises: DataError where that fails; no such run is left.
     """
     try:
         record = run_file.read(folder)
@@ -242,6 +240,9 @@ def _check_opens(folder: Path, to: Path) -> None:
         rows = getattr(config, "vocab", tokenizer.size)
         if "tokens" in batch and batch["tokens"].max() >= rows:
             raise DataError(f"{to}: the vocabulary has ids behind the model's {rows:,} rows; give its own")
+        free = available_memory()
+        if free is not None and free < OPENED_SIZE * size:
+            raise MemoryError
         mesh = meshes.build(MeshConfig(), meshes.find_devices()[:1])
         with meshes.use(mesh, config.dtype):
             loaded = load_parameters(folder, record.run, record.labels, mesh)

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -101,29 +100,24 @@ def test_a_process_without_heartbeats_is_named_with_its_host(job):
 
 
 @pytest.mark.parametrize("why", ["it beats", "it is done", "process 0 beats"])
-def test_who_lives_or_is_done_is_not_missed(job, why):
+def test_who_lives_or_is_done_is_not_missed(job, monkeypatch, why):
+    """By a clock that goes on while the watching thread rests, for more than three times the limit."""
     store = job(1 if "0" in why else 0)
     if why == "it is done":
         store.held["contexture/done/1"] = ""
     beats = {"it beats": "1", "process 0 beats": "0"}.get(why)
-    caught = []
+    rests: list[float] = []
 
-    def watch() -> None:
-        try:
-            processes._watch()
-        except Ended as error:
-            caught.append(error.args)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    for beat in range(20):
+    def rest(seconds: float) -> None:
+        rests.append(seconds)
         if beats:
-            store.held[f"contexture/alive/{beats}"] = f"{beat} host, pid 9"
-        time.sleep(INTERVAL / 2)
-    processes._job.finished = True
-    thread.join()
-    assert not caught and store.held[f"contexture/alive/{processes._me()}"].partition(" ")[0] != "0"
-    assert processes._job.contact > time.monotonic() - 5
+            store.held[f"contexture/alive/{beats}"] = f"{len(rests)} host, pid 9"
+        processes._job.finished = sum(rests) > 3 * 6 * INTERVAL
+
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: sum(rests), sleep=rest))
+    processes._watch()
+    assert store.held[f"contexture/alive/{processes._me()}"].partition(" ")[0] == str(len(rests) - 1) != "0"
+    assert processes._job.contact == sum(rests) - processes._interval()
 
 
 def test_what_one_process_ends_with_ends_the_others(job):
@@ -167,7 +161,7 @@ def test_an_error_in_one_process_ends_all_with_its_name(job, monkeypatch, error)
     store = job(1)
     monkeypatch.setattr(processes, "initialize", lambda config: None)
     monkeypatch.setattr(processes, "_interval", lambda: 0.0)
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: None))
 
     def work() -> None:
         with processes.joined(PATIENCE):

@@ -19,7 +19,8 @@ def facts() -> dict[str, dict[str, Any]]:
 
 
 def test_every_chip_is_as_it_is_written_down():
-    assert facts() == json.loads(FILE.read_text("utf-8"))
+    message = "write them again by `python -m tests.train.plan.test_chip_facts`"
+    assert facts() == json.loads(FILE.read_text("utf-8")), message
 
 
 if __name__ == "__main__":
