@@ -39,25 +39,29 @@ def _is_for_long(mark: ast.expr) -> bool:
     """Whether a decorator leaves a test to the long suite or to parity: by its mark, or as all its cases are long."""
     if ast.unparse(mark) in ("pytest.mark.long", "pytest.mark.parity"):
         return True
-    if not (isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.parametrize"):
+    if not isinstance(mark, ast.Call):
         return False
-    cases = [
-        each.value if isinstance(each, ast.Starred) else each for each in getattr(mark.args[1], "elts", mark.args[1:])
-    ]
+    if ast.unparse(mark.func) == "pytest.mark.parametrize":
+        given = mark.args[1]
+    else:  # a fixture's
+        given = next((each.value for each in mark.keywords if each.arg == "params"), None)
+    cases = [each.value if isinstance(each, ast.Starred) else each for each in getattr(given, "elts", [given])]
     return all(isinstance(case, ast.Call) and ast.unparse(case.func) == "long" for case in cases)
 
 
 def _functions() -> dict[str, dict[str, bool]]:
     """{"train/test_step.py": {"test_x": whether it is left to the long suite or to parity}}, of every file of tests."""
     tests = ROOT / "tests"
-    return {
-        file.relative_to(tests).as_posix(): {
-            node.name: any(map(_is_for_long, node.decorator_list))
-            for node in ast.parse(file.read_text("utf-8")).body
-            if isinstance(node, ast.FunctionDef)
+    found = {}
+    for file in tests.rglob("test_*.py"):
+        functions = [node for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.FunctionDef)]
+        slow = {node.name: any(map(_is_for_long, node.decorator_list)) for node in functions}
+        found[file.relative_to(tests).as_posix()] = {
+            # By its marks, or those of a fixture of its own file.
+            node.name: slow[node.name] or any(slow.get(each.arg, False) for each in node.args.args)
+            for node in functions
         }
-        for file in tests.rglob("test_*.py")
-    }
+    return found
 
 
 def test_every_row_fits_the_code_as_it_is():

@@ -103,7 +103,6 @@ def test_a_classifiers_program_gives_the_probabilities_of_predict(exported, tmp_
     assert_close(outputs["scores"], [[answer["scores"][label] for label in labels] for answer in answers], atol=1e-6)
 
 
-@pytest.mark.long
 def test_a_taggers_program_gives_the_tags_of_predict(exported, tmp_path, environment):
     """Those of an ELMo with a CRF, of sentences of several lengths."""
     model = contexture.open(GOLDEN / "elmo_task_format_1")

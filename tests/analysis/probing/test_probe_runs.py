@@ -55,7 +55,7 @@ def test_a_spans_units_are_the_pieces_of_its_words(tmp_path, name):
             assert units[1] - units[0] == len(whole) or number == 0
 
 
-@pytest.mark.parametrize("name", long(*RUNS[:3]))
+@pytest.mark.parametrize("name", [RUNS[0], *long(*RUNS[1:3])])
 def test_features_do_not_depend_on_the_batch_nor_on_where_they_are_kept(tmp_path, name):
     model = TrainedModel(GOLDEN / name)
     with _features(model, tmp_path, batch=1) as one, _features(model, tmp_path, batch=32, in_memory=0) as many:
@@ -83,7 +83,7 @@ def _sentences(count: int, *extra: Sentence) -> list[Sentence]:
     ] + list(extra)
 
 
-@pytest.mark.parametrize("name", long(*RUNS))
+@pytest.mark.parametrize("name", [RUNS[1], *long(RUNS[0], *RUNS[2:])])
 def test_every_family_is_probed(tmp_path, name):
     sets = {"edges": _sentences(24)}
     (row,) = probe(GOLDEN / name, sets, {"edges": _sentences(10)}, folder=tmp_path, training=FAST)

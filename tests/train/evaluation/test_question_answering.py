@@ -18,6 +18,7 @@ from contexture.train.evaluation.squad_metrics import normalised
 from contexture.train.run.report import read_metrics
 from tests.helpers.commands import devices, done
 from tests.helpers.jobs import evaluate_in_two_processes
+from tests.helpers.long import long
 from tests.helpers.random_runs import random_training
 
 SIZES = {
@@ -83,8 +84,7 @@ def answers_of(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "dev-6" / "predictions.jsonl").read_text("utf-8").splitlines()]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("sizes", [((1, 64), (8, 8)), ((1, 64), (1, 1))])
+@pytest.mark.parametrize("sizes", [((1, 64), (1, 1)), *long((((1, 64), (8, 8)),))])
 def test_figures_do_not_depend_on_devices_and_batches(answering, tmp_path, sizes):
     """29 questions with several windows each, which fall to different devices."""
     results, answers = [], []

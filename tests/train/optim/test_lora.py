@@ -175,7 +175,7 @@ def test_without_a_rank_there_are_no_adapters():
     assert split(params, OptimConfig()) == ({}, params) and split(params, OptimConfig())[1] is params
 
 
-@pytest.fixture(scope="module", params=long("bert", "gpt", "elmo"))
+@pytest.fixture(scope="module", params=["bert", *long("gpt", "elmo")])
 def run(request: pytest.FixtureRequest, text_folder: Path) -> Run:
     return adapted(on_text(FAMILY_RUNS[request.param], text_folder))
 

@@ -155,6 +155,7 @@ def test_suggestions_are_those_that_fit_and_then_the_fastest(monkeypatch):
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (4, 1, 1), (1, 4, 1), (2, 2, 1), (1, 1, 2), (2, 2, 2)])
 @pytest.mark.parametrize("remat", ["none", "full"])
 def test_a_step_is_estimated_by_products_and_messages(mesh, remat):
+    """A rule of thumb, pinned term by term: it ranks the ways, and is shown nowhere."""
     data, fsdp, tensor = mesh
     run = dataclasses.replace(tiny(), mesh=MeshConfig(data=data, fsdp=fsdp, tensor=tensor))
     run = dataclasses.replace(run, optim=dataclasses.replace(run.optim, accumulate=2))
@@ -178,6 +179,7 @@ def test_a_step_is_estimated_by_products_and_messages(mesh, remat):
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 def test_activations_are_estimated_by_what_each_layer_keeps(tensor, dtype, size, remat):
+    """A rule of thumb, pinned: it leaves out ways that cannot fit, before they are compiled."""
     run = dataclasses.replace(tiny(), mesh=MeshConfig(tensor=tensor))
     run = dataclasses.replace(run, model=dataclasses.replace(run.model, dtype=dtype))
     model = cast(BertConfig, run.model)

@@ -62,7 +62,6 @@ def test_an_elmo_of_format_1_reads_for_ever(tmp_path):
     assert_close(vectors["1"][:, 0, :2], second, atol=1e-5)
 
 
-@pytest.mark.long
 def test_an_elmo_fine_tuned_in_format_1_answers_for_ever():
     """Its layers mixed below and beside the task's biLSTM, its tags chained."""
     run = GOLDEN / "elmo_task_format_1"
