@@ -62,6 +62,7 @@ def trainer(run: Any, batches: Sequence[dict[str, Any]]) -> Worker:
     from contexture.train.checkpoints.transfer import model_of
     from contexture.train.objectives import batch_fields, objective_of
     from contexture.train.options import MeshConfig
+    from contexture.train.programs import step_settings
     from contexture.train.step import create, train_step
 
     mesh, model, fields, data = meshes.build(MeshConfig()), model_of(run, ()), batch_fields(run), []
@@ -70,9 +71,9 @@ def trainer(run: Any, batches: Sequence[dict[str, Any]]) -> Worker:
         arrays = {name: np.asarray(batch[name], kinds[name]) for name in fields}
         data.append(meshes.shard_batch(mesh, arrays, fields, run.data.batch))
     with jax.set_mesh(mesh):
-        make, shapes, shardings = create(model, run, mesh)
-        step = train_step(model, objective_of(run), run, shardings)
-        state = make()
+        draw, shapes, _ = create(model, run, mesh)
+        step, settings = train_step(model, objective_of(run), run, mesh), step_settings(run)
+        state = draw(run.seed)
     done = 0
 
     def steps(n: int) -> float:
@@ -80,7 +81,7 @@ def trainer(run: Any, batches: Sequence[dict[str, Any]]) -> Worker:
         measured: Any = {"loss": 0.0}
         with jax.set_mesh(mesh):
             for _ in range(n):
-                state, measured = step(state, data[done % len(data)])
+                state, measured = step(state, data[done % len(data)], settings)
                 done += 1
         jax.block_until_ready(state)
         return float(measured["loss"])

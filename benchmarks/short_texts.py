@@ -135,6 +135,7 @@ def tuner(args: argparse.Namespace, folder: Path, source: Any) -> Any:
     from contexture.train.config import Run
     from contexture.train.objectives import batch_fields, objective_of
     from contexture.train.options import MeshConfig, OptimConfig
+    from contexture.train.programs import step_settings
     from contexture.train.run.data import read_tokenizer
     from contexture.train.run_file import read
     from contexture.train.step import create, train_step
@@ -154,12 +155,12 @@ def tuner(args: argparse.Namespace, folder: Path, source: Any) -> Any:
     mesh, fields = meshes.build(MeshConfig()), batch_fields(run)
     model = model_of(run, store.labels)
     with meshes.use(mesh, run.model.dtype):
-        make, _, shardings = create(model, run, mesh)
-        state, step = make(), train_step(model, objective_of(run), run, shardings)
-        # A program for each length, as a run compiles them beside its first steps.
+        state, settings = create(model, run, mesh)[0](run.seed), step_settings(run)
+        step = train_step(model, objective_of(run), run, mesh)
+        # A program for each length.
         for length in batches.lengths:
             number = next(n for n in range(10_000) if batches.length_at(n) == length)
-            state, _ = step(state, meshes.shard_batch(mesh, batches.read(number), fields, args.batch))
+            state, _ = step(state, meshes.shard_batch(mesh, batches.read(number), fields, args.batch), settings)
     done = 0
 
     def train(n: int) -> float:
@@ -167,7 +168,8 @@ def tuner(args: argparse.Namespace, folder: Path, source: Any) -> Any:
         measured: Any = {"loss": 0.0}
         with meshes.use(mesh, run.model.dtype):
             for _ in range(n):
-                state, measured = step(state, meshes.shard_batch(mesh, batches.read(done), fields, args.batch))
+                batch = meshes.shard_batch(mesh, batches.read(done), fields, args.batch)
+                state, measured = step(state, batch, settings)
                 done += 1
         jax.block_until_ready(state)
         return float(measured["loss"])

@@ -75,12 +75,10 @@ def open_batches(
     family: Family,
     seed: int,
     cancel: CancelToken = NEVER,
-    frozen: bool = False,
 ) -> Batches:
-    """Returns the training batches of a task or of text. `cancel` may raise to stop the planning of an epoch. frozen:
-    of a frozen backbone."""
+    """Returns the training batches of a task or of text. `cancel` may raise to stop the planning of an epoch."""
     if isinstance(store, ExampleStore):
-        return TaskBatches(store, tokenizer, config, task, family=family, seed=seed, frozen=frozen)
+        return TaskBatches(store, tokenizer, config, task, family=family, seed=seed)
     if store.stream == "sentence_pairs":
         return PairBatches(store, config, seed=seed, cancel=cancel)
     return {"windows": WindowBatches, "lanes": LaneBatches}[store.stream](store, config, seed=seed)

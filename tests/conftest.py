@@ -146,7 +146,7 @@ def drawn_first_states(pytestconfig: pytest.Config) -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def programs_are_dropped() -> Iterator[None]:
     """Compiled programs of many files take gigabytes; the next files find those that they need in the cache on disk."""
-    from contexture.train.compilation import programs
+    from contexture.train import programs
 
     yield
     pages = int(Path("/proc/self/statm").read_text().split()[1]) if Path("/proc/self/statm").exists() else 0
@@ -161,7 +161,7 @@ def programs_are_dropped() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def programs_are_kept() -> None:
-    from contexture.train.compilation import programs
+    from contexture.train import programs
 
     programs.MOST = MOST_PROGRAMS
 
@@ -169,7 +169,7 @@ def programs_are_kept() -> None:
 @pytest.fixture
 def own_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is compiled before, and nothing is kept: for tests that count compilations, or compile in an odd way."""
-    from contexture.train.compilation import programs
+    from contexture.train import programs
 
     monkeypatch.setattr(programs, "_kept", OrderedDict())
 

@@ -92,8 +92,7 @@ def prepare(run: Run, folder: Path, mesh: Mesh, signals: Signals) -> tuple[Train
     agree_on_content(folder, run, tokenizer, store)
     lanes = run.evaluate.batch or run.data.batch
     fingerprint = run_file.fingerprint(run, tokenizer.fingerprint, store.fingerprint)
-    frozen = run.optim.freezes_backbone
-    batches = open_batches(store, tokenizer, run.data, run.task, run.family, run.seed, signals, frozen)
+    batches = open_batches(store, tokenizer, run.data, run.task, run.family, run.seed, signals)
     batch = meshes.round_up_to_devices(mesh, lanes)
     held_out = open_held_out(store, tokenizer, run.data, run.task, run.family, batch, lanes, signals)
     if held_out is None and (run.evaluate.patience or run.evaluate.metric != "loss"):

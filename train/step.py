@@ -1,30 +1,27 @@
 """One training step and one evaluation step, jitted over the mesh, and the state that they hand on."""
 
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar, cast
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from contexture.models.layers.dropout import DropoutKey, dropout_key
 from contexture.models.model import Model, Outputs, example
 from contexture.models.shapes import Params, dims_of, path_of
 from contexture.models.sharding import constrain
 from contexture.train import mesh as meshes
-from contexture.train.compilation.encoder import Encoder, make_encoder
-from contexture.train.compilation.programs import Shapes, shapes_of, shared
 from contexture.train.config import Run
 from contexture.train.losses import Sum, means
 from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, loss
 from contexture.train.optim.lora import add_adapters, merged, split
 from contexture.train.optim.optimizers import learning_rate, lr_multipliers, optimizer
 from contexture.train.optim.row_updates import WORDS, TableRows, select_rows
-from contexture.train.options import EvaluateConfig, InitConfig, LogConfig, SaveConfig
+from contexture.train.programs import Shapes, StepSettings, shapes_of, shared
 
 T = TypeVar("T")
 Carry: TypeAlias = Params
@@ -54,78 +51,10 @@ class State:
     carry: Carry = flax.struct.field(default_factory=dict)
 
 
-@flax.struct.dataclass
-class StepSettings:
-    """The settings of a run that its compiled step takes as arguments: runs that differ in these alone share it.
-
-    seed     of the dropout masks, u32
-    peak_lr  optim.peak_lr, f32
-    """
-
-    seed: jax.Array
-    peak_lr: jax.Array
-
-
-def step_settings(run: Run) -> StepSettings:
-    """Returns a run's settings as the arguments of its step."""
-    # As numpy's scalars: they go to the devices of the state with each call, whichever these are.
-    values = np.asarray(run.seed, np.uint32), np.asarray(run.optim.peak_lr, np.float32)
-    return StepSettings(*cast(tuple[jax.Array, jax.Array], values))
-
-
-def _has_constant_rate(run: Run) -> bool:
-    """Returns whether the rate is a constant of the compiled step: where layers are mixed at a rate of their own.
-
-    XLA joins the rate and the mixing weights' multiple of it where both are constants, and rounds once less. Runs that
-    were started so go on with the same numbers.
-    """
-    return run.head.mix != "off" and run.optim.mix_lr > 0.0
-
-
-def without_step_settings(run: Run) -> Run:
-    """Returns the run with all that its step is compiled for: the same for any two runs that can share the step.
-
-    The step is traced from this run. So it cannot hold a seed, a rate, a file or a folder of one run as a constant.
-    """
-    optim = run.optim if _has_constant_rate(run) else dataclasses.replace(run.optim, peak_lr=1.0)
-    cleared = dict(save=SaveConfig(), log=LogConfig(), evaluate=EvaluateConfig(), init=InitConfig())
-    data = dataclasses.replace(run.data, path=(), dev=(), tokenizer="")
-    task = dataclasses.replace(run.task, train=(), dev=(), test=())
-    return dataclasses.replace(run, optim=optim, data=data, task=task, seed=0, dir="", **cleared)
-
-
-def create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[], State], State, State]:
-    """Returns (make, shapes, shardings) of a fresh state: `make()` returns it sharded over the mesh from the start."""
-    optim, of_batch = without_step_settings(run).optim, (*batch_fields(run).items(), *batch_sizes(run, 1).items())
-    key = ("create", repr(model), run.head, mesh, optim, run.data.batch, of_batch)
-    jitted, shapes, shardings = shared(key, lambda: _create(model, run, mesh))
-    return lambda: jitted(jax.random.key(run.seed)), shapes, shardings
-
-
-def parameter_shapes(model: Model, run: Run, mesh: Mesh) -> Params:
-    """Returns the shapes of a run's parameters alone, with the shardings that they have in its state."""
-
-    def make() -> Params:
-        shapes = jax.eval_shape(lambda key: _variables(model, run, key)["params"], jax.eval_shape(jax.random.key, 0))
-        shardings = meshes.state_shardings(mesh, shapes, shapes)
-        return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
-
-    adapters = (run.optim.lora_rank, run.optim.lora_targets)
-    return shared(("parameters", repr(model), mesh, run.family, adapters), make)
-
-
-def _variables(model: Model, run: Run, key: jax.Array) -> dict[str, Params]:
-    """Returns fresh parameters with adapters, and the carry of a batch of one sequence."""
-    variables = model.init(key, example(batch_fields(run), batch_sizes(run, 1)))
-    return {**variables, "params": add_adapters(variables["params"], run, key)}
-
-
-def _key(model: Model, run: Run, mesh: Mesh) -> tuple[Hashable, ...]:
-    """Returns what the functions of a run are traced from. A model's text has its heads' sizes."""
-    return without_step_settings(run), mesh, repr(model)
-
-
-def _create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[jax.Array], State], State, State]:
+@shared
+def create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[int], State], State, State]:
+    """Returns (draw, shapes, shardings) of a fresh state: `draw(seed)` returns it sharded over the mesh from the
+    start."""
     tx = optimizer(run.optim)
 
     def state(key: jax.Array) -> State:
@@ -136,69 +65,54 @@ def _create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[jax.Array], S
         return State(zero, params, tx.init(split(params, run.optim)[1]), zero, zero, carry)
 
     # Only shapes are computed here; the compiled function creates each array where it lives, never whole on one device.
-    # The key is an argument: runs that differ in their seeds alone share the compiled function. Of the key too only the
-    # shape: the devices of a plan are not there, and can make none.
+    # Of the key too only the shape: the devices of a plan are not there, and can make none.
     shapes = jax.eval_shape(state, jax.eval_shape(jax.random.key, 0))
     shardings = meshes.state_shardings(mesh, shapes, shapes.params)
     # It runs once: a CPU's code for it is compiled in half of the time if little optimised, and gives the same bits.
     options = {"xla_backend_optimization_level": 1} if mesh.devices.flat[0].platform == "cpu" else None
     jitted = jax.jit(state, out_shardings=shardings, compiler_options=options)
-    return jitted, shapes, shardings
+    return lambda seed: jitted(jax.random.key(seed)), shapes, shardings
+
+
+@shared
+def parameter_shapes(model: Model, run: Run, mesh: Mesh) -> Params:
+    """Returns the shapes of a run's parameters alone, with the shardings that they have in its state."""
+
+    shapes = jax.eval_shape(lambda key: _variables(model, run, key)["params"], jax.eval_shape(jax.random.key, 0))
+    shardings = meshes.state_shardings(mesh, shapes, shapes)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+
+
+def _variables(model: Model, run: Run, key: jax.Array) -> dict[str, Params]:
+    """Returns fresh parameters with adapters, and the carry of a batch of one sequence."""
+    variables = model.init(key, example(batch_fields(run), batch_sizes(run, 1)))
+    return {**variables, "params": add_adapters(variables["params"], run, key)}
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainStep:
-    """The jitted step of a run: (state, batch) → (state, metrics)."""
+    """The step (state, batch, settings) → (state, metrics): the state given is donated; a loss or a gradient that is
+    not finite changes nothing; metrics are scalars, the same on every device. settings: `step_settings` of the run."""
 
     jitted: Any
-    """(state, batch, settings) → (state, metrics), jitted."""
-    settings: StepSettings
-    compiled: dict[Shapes, Any]
-    """The programs for the shapes of batches that this run has had, or one that shares the step."""
-    encoder: Encoder | None
-    """What a frozen backbone is computed by; None where the step runs the backbone."""
+    _compiled: set[Shapes] = dataclasses.field(default_factory=set)
 
-    def with_features(self, state: State, batch: Batch) -> Batch:
-        """Returns the batch with what its frozen backbone computes, unless it holds that; of shapes, shapes."""
-        return batch if self.encoder is None else self.encoder.add(state.params, batch)
+    def __call__(self, state: State, batch: Batch, settings: StepSettings) -> tuple[State, Metrics]:
+        self._compiled.add(shapes_of(batch))
+        return self.jitted(state, batch, settings)
 
-    def __call__(self, state: State, batch: Batch) -> tuple[State, Metrics]:
-        batch = self.with_features(state, batch)
-        return self.compiled.setdefault(shapes_of(batch), self.jitted)(state, batch, self.settings)
-
-    def trace(self, state: State, batch: Batch) -> Any:
-        """Returns the step traced for arrays, or shapes, like these."""
-        return self.jitted.trace(state, batch, self.settings)
-
-    def lower(self, state: State, batch: Batch) -> Any:
-        """Returns the step lowered for arrays, or shapes, like these."""
-        return self.jitted.lower(state, batch, self.settings)
+    def is_compiled_for(self, batch: Batch) -> bool:
+        """Returns whether it was called with a batch of these shapes, by this run or one that shares it."""
+        return shapes_of(batch) in self._compiled
 
 
-def train_step(model: Model, objective: Objective, run: Run, shardings: State) -> TrainStep:
-    """Returns the jitted step (state, batch) → (state, metrics); loss or gradient that are not finite change nothing.
-
-    The state given is donated. metrics are scalars that are the same on every device.
-    """
-    mesh = cast(Mesh, cast(NamedSharding, shardings.step).mesh)
-    key = ("step", repr(objective), *_key(model, run, mesh))
-    encoder = _encoder(model, run, mesh)
-    jitted, compiled = shared(key, lambda: (_train_step(model, objective, run, shardings, encoder), {}))
-    return TrainStep(jitted, step_settings(run), compiled, encoder)
-
-
-def _encoder(model: Model, run: Run, mesh: Mesh) -> Encoder | None:
-    """Returns the program of a run's frozen backbone; None where its steps run the backbone themselves."""
-    if not run.reads_features:
-        return None
-    return shared(("encoder", *_key(model, run, mesh)), lambda: make_encoder(model, run, mesh))
-
-
-def _train_step(model: Model, objective: Objective, run: Run, shardings: State, encoder: Encoder | None) -> Any:
-    run = without_step_settings(run)
-    tx, fields = optimizer(run.optim), batch_fields(run) | (encoder.fields if encoder is not None else {})
-    dims = {**{name: kind.partition(" ")[2] for name, kind in fields.items()}, **WORDS}
-    mesh = cast(Mesh, cast(NamedSharding, shardings.step).mesh)
+@shared
+def train_step(
+    model: Model, objective: Objective, run: Run, mesh: Mesh, fields: dict[str, str] | None = None
+) -> TrainStep:
+    """Returns the jitted step of a run. fields: of its batches, {"tokens": "i32 BL"}; None: those of its objective."""
+    tx, shardings = optimizer(run.optim), create(model, run, mesh)[2]
+    dims = {**{name: kind.partition(" ")[2] for name, kind in (fields or batch_fields(run)).items()}, **WORDS}
     on_one_cpu = [device.platform for device in mesh.devices.flat] == ["cpu"]
 
     def step(state: State, batch: Batch, settings: StepSettings) -> tuple[State, Metrics]:
@@ -234,8 +148,7 @@ def _train_step(model: Model, objective: Objective, run: Run, shardings: State, 
             grads = jax.tree.map(lambda g, m: g * (m > 0), grads, multipliers)
 
         total, norm = loss(objective, sums, weights), optax.tree.norm(grads)
-        peak_lr = run.optim.peak_lr if _has_constant_rate(run) else settings.peak_lr
-        lr = learning_rate(run.optim, run.steps, state.step, peak_lr)
+        lr = learning_rate(run.optim, run.steps, state.step, settings.peak_lr)
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
         params, opt = _apply_update(tx, state, grads, lr, multipliers, finite, on_one_cpu)
         if rows is not None:
@@ -255,7 +168,7 @@ def _train_step(model: Model, objective: Objective, run: Run, shardings: State, 
 
     options = meshes.compiler_options(run.mesh, mesh)
     results = (shardings, meshes.replicated(mesh))
-    return jax.jit(step, donate_argnums=0, out_shardings=results, compiler_options=options or None)
+    return TrainStep(jax.jit(step, donate_argnums=0, out_shardings=results, compiler_options=options or None))
 
 
 def _forward(
@@ -369,18 +282,12 @@ def _all_finite(carry: Carry) -> jax.Array:
     return jnp.stack([jnp.bool_(True), *(jnp.isfinite(x).all() for x in jax.tree.leaves(carry))]).all()
 
 
-def evaluation_step(model: Model, objective: Objective, mesh: Mesh, run: Run | None = None) -> EvaluationStep:
+@shared
+def evaluation_step(model: Model, objective: Objective, mesh: Mesh) -> EvaluationStep:
     """Returns the jitted (params, batch, carry) → (sums, predictions, next carry), without dropout.
 
-    carry: of the batch before; None before the first. All results are whole on every process. run: whose frozen
-    backbone may be computed apart; None: the model is run whole.
+    carry: of the batch before; None before the first. All results are whole on every process.
     """
-    encoder = _encoder(model, run, mesh) if run is not None else None
-    key = ("evaluation", repr(objective), repr(model), mesh, run and without_step_settings(run))
-    return shared(key, lambda: _evaluation_step(model, objective, mesh, encoder))
-
-
-def _evaluation_step(model: Model, objective: Objective, mesh: Mesh, encoder: Encoder | None) -> EvaluationStep:
 
     def step(params: Params, batch: Batch, carry: Carry) -> tuple[dict[str, Sum], Predictions, Carry]:
         outputs, carry = _forward(model, params, batch, carry, None)
@@ -389,7 +296,6 @@ def _evaluation_step(model: Model, objective: Objective, mesh: Mesh, encoder: En
     jitted = jax.jit(step, out_shardings=meshes.replicated(mesh))
 
     def with_carry(params: Params, batch: Batch, carry: Carry | None) -> tuple[dict[str, Sum], Predictions, Carry]:
-        batch = batch if encoder is None else encoder.add(params, batch)
         # The first batch gets zeros of the shapes that the step hands on: one program, traced once, serves all batches.
         if carry is None:
             shapes = jitted.eval_shape(params, batch, {})[2]

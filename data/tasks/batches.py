@@ -1,5 +1,6 @@
 """Batches of a task's examples: shuffled and endless for training; in order, each once, for everything else."""
 
+import copy
 import threading
 from dataclasses import dataclass
 
@@ -23,11 +24,11 @@ from contexture.data.layouts import (
     word_lines,
 )
 from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows, is_absent
-from contexture.data.tasks.features.stored_features import StoredFeatures
 from contexture.data.tasks.labels import class_weights
-from contexture.data.tasks.lengths import STEP, batch_lengths, frozen_step, length_for, one_of, padded, places_for
+from contexture.data.tasks.lengths import batch_lengths, length_for, one_of, padded, places_for
 from contexture.data.tasks.spans.answer_rules import AnswerRules
 from contexture.data.tasks.spans.span_store import UNSPELLED, SpanSplit, token_places
+from contexture.data.tasks.stored_features import FeatureFiles
 from contexture.data.tasks.tables import counted
 from contexture.data.tasks.tagging.document_context import context_tokens, own_tags
 from contexture.data.tokenizers.base import Tokenizer
@@ -71,9 +72,9 @@ SHORTEST = 5
 """Tokens of a sequence with room for a pair: three special tokens and a token of each text."""
 
 
-def sequence_length(config: DataConfig, longest: int, step: int = 8) -> int:
-    """Returns the tokens of a sequence: those of the longest example, a multiple of `step`, at most data.length."""
-    return int(padded(np.int64(longest), config.length, step))
+def sequence_length(config: DataConfig, longest: int) -> int:
+    """Returns the tokens of a sequence: those of the longest example, a multiple of 8, at most data.length."""
+    return int(padded(np.int64(longest), config.length))
 
 
 @dataclass(frozen=True)
@@ -231,9 +232,7 @@ class TaskBatches:
         *,
         family: Family,
         seed: int,
-        frozen: bool = False,
     ) -> None:
-        """frozen: of a frozen backbone, for whose lengths see `frozen_step`."""
         split = store.splits["train"]
         self.fields = task_fields(store.kind, family, split.symmetric, store.pair)
         self.tokenizer, self.batch, self.seed, self.split = tokenizer, config.batch, seed, split
@@ -241,15 +240,18 @@ class TaskBatches:
         self.examples_per_epoch = split.examples
         self.rows_read = 0
         weights_C = class_weights(task, store.labels, store.counts)
-        step = frozen_step(sequence_length(config, split.longest), family in WORD_FAMILIES) if frozen else STEP
-        length = sequence_length(config, split.longest, step if frozen else 8)
-        self.lengths = batch_lengths(split, length, config.batch, shuffled=True, step=step)
+        self.lengths = batch_lengths(split, sequence_length(config, split.longest), config.batch, shuffled=True)
         """Tokens of a sequence: a batch has the least that holds its longest example."""
         self._reader = _Reader(split, tokenizer, family, self.lengths, weights_C, config.word_types, config.length)
-        self.features: StoredFeatures | None = None
-        """What a frozen backbone computes of the examples, which batches hold then."""
+        self._features: FeatureFiles | None = None
         self._orders: dict[int, I64] = {}
         self._lock = threading.Lock()
+
+    def with_features(self, files: FeatureFiles, fields: dict[str, str]) -> "TaskBatches":
+        """Returns these batches with what a frozen backbone computes of their examples: the fields of its files."""
+        other = copy.copy(self)
+        other._features, other.fields = files, {**self.fields, **fields}
+        return other
 
     @property
     def length(self) -> int:
@@ -268,7 +270,7 @@ class TaskBatches:
             self.rows_read += len(rows)
         numbers = self._numbers(step)
         batch = self._reader.read(numbers, rows)
-        return batch if self.features is None else self.features.add(batch, numbers[rows])
+        return batch if self._features is None else self._features.add(batch, numbers[rows])
 
     def _numbers(self, step: int) -> I64:
         """Returns the examples of the step's batch."""
@@ -344,10 +346,15 @@ class HeldOutTask:
         self.lengths = lengths
         weights_C = ones_C if weights_C is None else weights_C
         self._reader = _Reader(split, tokenizer, family, lengths, weights_C, config.word_types, config.length)
-        self.features: StoredFeatures | None = None
-        """As those of TaskBatches."""
+        self._features: FeatureFiles | None = None
         self._sorted: dict[int, I64] = {}
         self._lock = threading.Lock()
+
+    def with_features(self, files: FeatureFiles, fields: dict[str, str]) -> "HeldOutTask":
+        """As those of TaskBatches."""
+        other = copy.copy(self)
+        other._features, other.fields = files, {**self.fields, **fields}
+        return other
 
     @property
     def length(self) -> int:
@@ -393,4 +400,4 @@ class HeldOutTask:
             if name in batch:
                 batch[name][spare] = 0.0
         self.rows_read += len(rows)
-        return batch if self.features is None else self.features.add(batch, numbers[rows])
+        return batch if self._features is None else self._features.add(batch, numbers[rows])

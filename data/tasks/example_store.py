@@ -181,6 +181,11 @@ class ExampleSplit:
         """Whether its examples are pairs of texts."""
         return self.examples > 0 and bool(self.take(np.zeros(1, np.int64))["b"][0] >= 0)
 
+    @property
+    def sequences(self) -> int:
+        """How many sequences an example has: alternatives, both orders of a pair, the two texts of a pair."""
+        return 2 if self.symmetric or (self.pair and self.layout == "apart") else self.choices
+
     def take(self, numbers: I64) -> Rows:
         """Rows of examples by their numbers → ROW [n · choices]."""
         return self.rows.read(numbers * self.choices, np.full(len(numbers), self.choices))

@@ -12,39 +12,27 @@ MIN_SAVING = 3
 passes make up for its compilation on a CPU; a third of it where no gradient is computed. Small sets have one length."""
 STEP = 4
 """Lengths beside the greatest are multiples of this."""
-FROZEN_STEP = 16
-"""All lengths are multiples of this where a frozen backbone's outputs are stored: on a CPU, programs of such lengths
-take their sums in the same order, so that one set of outputs is right for batches of several lengths."""
-FROZEN_LONG_STEP = 64
-"""And of this where attention reads more: a CPU with vectors of 512 bits sums four of them side by side."""
 
 
-def frozen_step(longest: int, by_words: bool) -> int:
-    """Returns what all lengths are multiples of where a frozen backbone's outputs are stored. longest: tokens of the
-    longest sequence. by_words: of an ELMo, which sums over no other words."""
-    return FROZEN_LONG_STEP if longest > FROZEN_LONG_STEP and not by_words else FROZEN_STEP
-
-
-def padded(tokens: I64 | np.int64, limit: int, step: int = 8) -> I64 | np.int64:
-    """Returns the least length, a multiple of `step`, that holds sequences of so many tokens and the special ones at
+def padded(tokens: I64 | np.int64, limit: int) -> I64 | np.int64:
+    """Returns the least length, a multiple of 8, that holds sequences of so many tokens and the special ones at
     their two ends; at most `limit`."""
-    return np.minimum(-(-(tokens + 2) // step) * step, limit)
+    return np.minimum(-(-(tokens + 2) // 8) * 8, limit)
 
 
-def batch_lengths(split: ExampleSplit, limit: int, batch: int, *, shuffled: bool, step: int = STEP) -> tuple[int, ...]:
+def batch_lengths(split: ExampleSplit, limit: int, batch: int, *, shuffled: bool) -> tuple[int, ...]:
     """Returns the lengths for a split, ascending: those that leave the least padding (`choose_lengths`).
 
-    limit: the greatest. shuffled: batches are drawn at random, else they are sorted by length. step: the other lengths
-    are multiples of it.
+    limit: the greatest. shuffled: batches are drawn at random, else they are sorted by length.
     """
     if split.examples < batch * MIN_SAVING:
         return (limit,)  # fewer batches than a length must save
-    counts = np.zeros(limit // step + 2, np.int64)
+    counts = np.zeros(limit // STEP + 2, np.int64)
     for numbers in split.parts():
         needed = np.minimum(split.tokens_of(numbers) + 2, limit)
-        counts += np.bincount(-(-needed // step), minlength=len(counts))
+        counts += np.bincount(-(-needed // STEP), minlength=len(counts))
     places = np.flatnonzero(counts)
-    lengths = np.minimum(places * step, limit)
+    lengths = np.minimum(places * STEP, limit)
     return choose_lengths(lengths, counts[places], limit, batch, shuffled=shuffled)
 
 

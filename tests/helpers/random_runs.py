@@ -21,7 +21,9 @@ from contexture.models.model import Model
 from contexture.models.shapes import path_of
 from contexture.train import loop
 from contexture.train.config import Run
+from contexture.train.evaluation.evaluate import evaluate
 from contexture.train.optim.lora import ADAPTERS
+from contexture.train.session import Session
 from contexture.train.step import State
 from tests.helpers.commands import devices, done
 from tests.helpers.small_text import SUFFIX
@@ -71,10 +73,10 @@ def first_states(make: Callable[[State, int], State] = drawn) -> Iterator[None]:
     """Trainings in this process begin with states made of their shapes and seed, which nothing is compiled for."""
     created = loop.create
 
-    def create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[], State], State, State]:
+    def create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[int], State], State, State]:
         _, shapes, shardings = created(model, run, mesh)
         moments = float(run.optim.name == "adagrad")  # its sums begin at 1
-        return lambda: jax.device_put(_with_moments(make(shapes, run.seed), moments), shardings), shapes, shardings
+        return lambda seed: jax.device_put(_with_moments(make(shapes, seed), moments), shardings), shapes, shardings
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "create", create)
@@ -88,11 +90,10 @@ def random_training(*saved: int, evaluates: bool = False) -> Iterator[None]:
     Where nothing is measured, the first of the steps is recorded as the best.
     """
 
-    def run_steps(parts: Any, state: Any, start: int, unevaluated: bool, best: Any, functions: Any,
-                  checkpoints: Any, report: Any, figure: Any, signals: Any) -> int:  # fmt: skip
-        run, first = parts.run, state.params
-        rng = np.random.default_rng([start, run.seed, round(1e6 * run.optim.peak_lr)])
-        recorded = start
+    def run_steps(session: Session) -> None:
+        parts, state, report, checkpoints = session.parts, session.state, session.report, session.checkpoints
+        run, first, recorded = parts.run, state.params, session.start
+        rng = np.random.default_rng([recorded, run.seed, round(1e6 * run.optim.peak_lr)])
         for step in saved:
             params = jax.tree_util.tree_map_with_path(functools.partial(_moved, rng, run.task.kind == "off"), first)
             if run.optim.freezes_backbone:
@@ -103,20 +104,17 @@ def random_training(*saved: int, evaluates: bool = False) -> Iterator[None]:
             held: dict[str, float] = {"loss": 1 - 1 / step}
             if evaluates:
                 whole = unstack_layers(params, parts.run.model)
-                held, _ = loop.evaluate(functions[1], parts.objective, whole, parts.held_out, parts.mesh)
+                assert parts.held_out is not None
+                held, _ = evaluate(session.evaluation, parts.objective, whole, parts.held_out, parts.mesh)
             records: list[dict[str, Any]] = [
                 {"step": each, "split": "train", "loss": 1 / each} for each in range(recorded + 1, step + 1)
             ]
             records += [{"step": step, "split": "dev", **held, **parts.baseline}] * (parts.held_out is not None)
             report.record(records, checkpoints.finished)
-            best.update(step, held["loss"])
-            meta = {"seed": run.seed, "lines_read": 0, "best": dataclasses.asdict(best), "rank": held["loss"]}
+            session.best.update(step, held["loss"])
+            meta = {"seed": run.seed, "lines_read": 0, "best": dataclasses.asdict(session.best), "rank": held["loss"]}
             checkpoints.save(step, state, {**meta, "metric": "loss"}, held["loss"], last=step == saved[-1])
-            recorded = step
-        checkpoints.wait()
-        report.release(saved[-1])
-        checkpoints.close()
-        return saved[-1]
+            recorded = session.done = step
 
     with pytest.MonkeyPatch.context() as patch, first_states(zeros), devices(1):
         patch.setattr(loop, "_run_steps", run_steps)

@@ -26,6 +26,7 @@ from contexture.train.losses import means
 from contexture.train.objectives import OBJECTIVES
 from contexture.train.optim.optimizers import optimizer
 from contexture.train.options import MeshConfig, OptimConfig
+from contexture.train.programs import step_settings
 from contexture.train.run.report import read_metrics
 from contexture.train.step import State, create, evaluation_step, train_step
 from tests.helpers.long import long
@@ -288,7 +289,7 @@ class Trained:
         run = dataclasses.replace(RUN, data=lanes_config(negatives=negatives), optim=optim)
         if (accumulate, negatives) not in self.steps:
             model = build(CONFIG, self.objective.heads)
-            self.steps[accumulate, negatives] = train_step(model, self.objective, run, self.shardings)
+            self.steps[accumulate, negatives] = train_step(model, self.objective, run, self.mesh)
         return self.steps[accumulate, negatives], LaneBatches(self.shards, run.data, seed=3)
 
     def __call__(
@@ -304,7 +305,8 @@ class Trained:
                 if number == poison:
                     batch["next_weights"][1, 2] = np.nan
                 start = jax.device_put(given[number] if given else states[-1], self.shardings)
-                next_state = jax.device_get(step(start, meshes.shard_batch(self.mesh, batch, batches.fields, B)))
+                sharded = meshes.shard_batch(self.mesh, batch, batches.fields, B)
+                next_state = jax.device_get(step(start, sharded, step_settings(RUN)))
                 states.append(next_state[0])
                 metrics.append(next_state[1])
         return metrics, states
@@ -360,7 +362,7 @@ def test_a_sampled_perplexity_is_never_called_full(trained, params):
     for negatives, name, other in ((16, "sampled", "full"), (0, "full", "sampled")):
         step, batches = trained.step(negatives=negatives)
         with jax.set_mesh(trained.mesh):
-            metrics = jax.eval_shape(step, trained.fresh, batches.read(0))[1]
+            metrics = jax.eval_shape(step.jitted, trained.fresh, batches.read(0), step_settings(RUN))[1]
         assert f"{name}_perplexity" in metrics and f"{other}_perplexity" not in metrics
     held_out: Any = HeldOutLanes(trained.shards, lanes_config(negatives=16), B)
     model = build(CONFIG, trained.objective.heads)

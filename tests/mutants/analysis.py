@@ -246,11 +246,6 @@ EVALUATION = (
          f"{_EVERY}test_a_mistake_is_one_line"),
     ),
     *mutants_of(
-        "train/compilation/programs.py",
-        ("evaluate.compiled-for-each-checkpoint", "        _kept[key] = made\n", "",
-         f"{_EVERY}test_nothing_is_compiled_or_encoded_twice"),
-    ),
-    *mutants_of(
         "train/evaluation/evaluate.py",
         ("evaluate.first-run-before-the-second-is-seen", "first_good(request.folder, step, read_meta)", "pass",
          _SEEN),

@@ -13,7 +13,7 @@ _VARYING = "data/tasks/test_varying_alternatives.py::"
 _CHOICE = "train/run/test_choice.py::"
 _MIX = "models/heads/test_layer_mix.py::"
 _ENCODE = "data/tasks/test_encode_examples.py::"
-_FEATURES = "train/features/test_stored_features.py::"
+_FEATURES = "train/frozen/test_stored_features.py::"
 
 _TEXTS = "train/evaluation/test_text_windows.py::"
 _SLIM = "train/checkpoints/test_slim.py::"
@@ -58,7 +58,7 @@ TASKS = (
          f"{_NEEDS}test_an_option_is_refused_where_it_has_no_effect"),
     ),
     *mutants_of(
-        "data/tasks/features/stored_features.py",
+        "data/tasks/stored_features.py",
         ("features.other-parameters-read", 'index["of"] != json.loads(json.dumps(of))', "False",
          f"{_FEATURES}test_files_hold_what_was_written_and_batches_get_it_by_number"),
         ("features.sequences-by-example", "numbers[:, None] * several + np.arange(several)",
@@ -66,13 +66,9 @@ TASKS = (
          f"{_FEATURES}test_files_hold_what_was_written_and_batches_get_it_by_number"),
     ),
     *mutants_of(
-        "train/features/extraction.py",
-        ("features.lengths-joined-unseen", "bool(whole) and all(whole)", "all(whole)",
-         f"{_FEATURES}test_lengths_of_different_bits_are_not_joined"),
-        ("features.cut-sequences-compared", " if a[0] == b[0] < places]", "]",
-         f"{_FEATURES}test_lengths_of_different_bits_are_not_joined"),
-        ("features.lengths-tried-on-a-few", "TRIED = 128", "TRIED = 8",
-         f"{_FEATURES}test_the_runs_of_a_grid_share_what_is_computed"),
+        "train/frozen/extraction.py",
+        ("features.of-the-batch-before", "before = examples.numbers(step),", "before = examples.numbers(0),",
+         f"{_FEATURES}test_a_few_steps_are_those_of_computing_each_time"),
     ),
     *mutants_of(
         "data/tokenizers/wordpiece.py",
@@ -244,7 +240,7 @@ TASKS = (
     ),
     *mutants_of(
         "data/tasks/lengths.py",
-        ("task-batches.lines-too-long", "-(-(tokens + 2) // step) * step", "-(-(tokens + 3) // step) * step",
+        ("task-batches.lines-too-long", "-(-(tokens + 2) // 8) * 8", "-(-(tokens + 3) // 8) * 8",
          f"{_ENCODE}test_lines_are_as_long_as_the_longest_example"),
         ("task-batches.shuffled-as-sorted", "reached = reached**batch", "pass",
          f"{_LENGTHS}test_the_lengths_cost_the_least_of_all"),

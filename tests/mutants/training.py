@@ -308,13 +308,16 @@ TRAINING = (
     ),
     *mutants_of(
         "train/loop.py",
-        ("resume.text-from-the-beginning", "iterate(parts.batches, start, end,", "iterate(parts.batches, 0, end,",
+        ("resume.text-from-the-beginning", "batches, session.start, session.end,", "batches, 0, session.end,",
          _STOPPED),
-        ("resume.evaluation-not-made-up", "if held_out and unevaluated:", "if False:", _STOPPED),
-        ("resume.evaluation-noted-as-done", 'evaluated["unevaluated"], stop = True, signals.stop()',
-         'evaluated["unevaluated"], stop = False, signals.stop()', _STOPPED),
-        ("resume.a-fresh-state", "state = restored[0] if restored else make()", "state = make()",
-         _STOPPED),
+        ("resume.a-fresh-state", "restored or (draw(run.seed), {})",
+         "(draw(run.seed), restored[1]) if restored else (draw(run.seed), {})", _STOPPED),
+    ),
+    *mutants_of(
+        "train/session.py",
+        ("resume.evaluation-not-made-up", "if self.unevaluated:", "if False:", _STOPPED),
+        ("resume.evaluation-noted-as-done", 'evaluated["unevaluated"], stop = True, self.signals.stop()',
+         'evaluated["unevaluated"], stop = False, self.signals.stop()', _STOPPED),
     ),
     *mutants_of(
         "train/checkpoints/transfer.py",

@@ -29,6 +29,7 @@ from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_fields, objective_of
 from contexture.train.options import MeshConfig, OptimConfig
+from contexture.train.programs import step_settings
 from contexture.train.run.report import read_metrics
 from contexture.train.step import State, create, train_step
 from tests.helpers.jobs import finish, free_port, start_job
@@ -98,13 +99,13 @@ def losses_on(
     objective = objective_of(run)
     model = model_of(run, labels)
     with jax.set_mesh(mesh):
-        make, shapes, shardings = create(model, run, mesh)
-        step = train_step(model, objective, run, shardings)
+        draw, shapes, shardings = create(model, run, mesh)
+        step = train_step(model, objective, run, mesh)
         initial = initial(shapes) if callable(initial) else initial
-        state, losses = make() if initial is None else jax.device_put(initial, shardings), []
+        state, losses = draw(run.seed) if initial is None else jax.device_put(initial, shardings), []
         for number in numbers:
             batch = meshes.shard_batch(mesh, batches.read(number), batches.fields, run.data.batch)
-            state, metrics = step(state, batch)
+            state, metrics = step(state, batch, step_settings(run))
             losses.append(metrics["loss"])
         return np.array(jax.device_get(losses)), state, mesh
 
@@ -193,7 +194,7 @@ def elmo(text_folder: Path, tmp_path_factory: pytest.TempPathFactory):
     batches = batches_of(run, tmp_path_factory.mktemp("mesh") / "shards")
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
     with jax.set_mesh(mesh):
-        initial = jax.device_get(create(model_of(run, ()), run, mesh)[0]())
+        initial = jax.device_get(create(model_of(run, ()), run, mesh)[0](run.seed))
     losses, state, _ = losses_on(run, batches, (1, 1, 1), 1, initial=initial)
     return run, batches, initial, losses, jax.device_get(state)
 

@@ -16,6 +16,7 @@ from contexture.train.config import Run
 from contexture.train.losses import Sum
 from contexture.train.objectives import OBJECTIVES, Objective, batch_fields, batch_sizes
 from contexture.train.options import MeshConfig, OptimConfig
+from contexture.train.programs import step_settings
 from contexture.train.step import create, train_step
 from tests.helpers.long import long
 from tests.helpers.random_runs import drawn
@@ -66,19 +67,20 @@ def test_a_finite_loss_with_a_gradient_that_is_not_finite_is_skipped(name):
     good, bad = ({**batch, "valid": batch["valid"] * valid} for valid in (2.0, 1.0))
     with jax.set_mesh(mesh):
         _, shapes, shardings = create(build(run.model, objective.heads), run, mesh)
-        step = train_step(build(run.model, objective.heads), objective, run, shardings)  # pyright: ignore[reportArgumentType]
-        state, metrics = step(jax.device_put(drawn(shapes), shardings), good)
+        step = train_step(build(run.model, objective.heads), objective, run, mesh)  # pyright: ignore[reportArgumentType]
+        settings = step_settings(run)
+        state, metrics = step(jax.device_put(drawn(shapes), shardings), good, settings)
         assert np.isfinite(metrics["grad_norm"]) and int(metrics["skipped"]) == 0
         before = jax.device_get((state.params, state.opt, state.carry))
         assert all(np.any(x) for x in jax.tree.leaves(before[1]))
-        state, metrics = step(state, bad)
+        state, metrics = step(state, bad, settings)
         assert np.isfinite(metrics["loss"]) and not np.isfinite(metrics["grad_norm"])
         assert (int(state.skipped), int(state.skipped_in_row), int(state.step)) == (1, 1, 2)
         after = jax.device_get((state.params, state.opt, state.carry))
         assert all(jax.tree.leaves(jax.tree.map(np.array_equal, before[:2], after[:2])))
         for old, new in zip(*map(jax.tree.leaves, (before[2], after[2])), strict=True):
             assert np.isfinite(new).all() and np.any(new) and not np.array_equal(old, new)
-        state, metrics = step(state, good)
+        state, metrics = step(state, good, settings)
         assert (int(state.skipped), int(state.skipped_in_row)) == (1, 0)
         moved = jax.tree.map(np.array_equal, jax.device_get(state.params), after[0])
         assert not any(jax.tree.leaves(moved["backbone"]["layers"]))

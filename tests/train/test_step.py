@@ -14,15 +14,16 @@ from contexture.models.config import BertConfig, HeadConfig
 from contexture.models.model import build
 from contexture.models.shapes import by_path, path_of
 from contexture.train import mesh as meshes
-from contexture.train.compilation import programs
+from contexture.train import programs
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.best import Best, unigram_baseline, value_to_minimise
 from contexture.train.losses import cross_entropy
 from contexture.train.objectives import OBJECTIVES, batch_fields
 from contexture.train.options import EvaluateConfig, InitConfig, LogConfig, MeshConfig, OptimConfig, SaveConfig
+from contexture.train.programs import step_settings, without_step_settings
 from contexture.train.run.throughput import activation_floats
-from contexture.train.step import create, step_settings, train_step, without_step_settings
+from contexture.train.step import create, train_step
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs, close
 from tests.helpers.random_runs import drawn
@@ -34,6 +35,8 @@ RUN = Run(
     optim=OptimConfig(warmup=1, peak_lr=1e-2),
     steps=10,
 )
+
+SETTINGS = step_settings(RUN)
 
 
 def a_batch(seed: int = 0) -> dict[str, jax.Array]:
@@ -57,13 +60,13 @@ def stepper():
     model = build(RUN.model, objective.heads)
     with jax.set_mesh(mesh):
         _, shapes, shardings = create(model, RUN, mesh)
-        yield lambda: jax.device_put(drawn(shapes), shardings), train_step(model, objective, RUN, shardings)
+        yield lambda: jax.device_put(drawn(shapes), shardings), train_step(model, objective, RUN, mesh)
 
 
 def test_the_old_moments_are_written_over_in_place(stepper):
     """On a CPU: a copy of them at every step is as many numbers as twice the parameters."""
     make, step = stepper
-    program = step.lower(make(), a_batch()).compile().as_text()
+    program = step.jitted.lower(make(), a_batch(), SETTINGS).compile().as_text()
     copied = [line.strip() for line in program.splitlines() if " copy(%state_opt" in line and "f32[]" not in line]
     assert "%state_opt" in program and not copied, copied
 
@@ -76,7 +79,7 @@ def test_a_first_state_is_that_of_its_seed_on_any_mesh(shape: tuple[int, int, in
     def params(run: Run, data: int = 1, fsdp: int = 1, tensor: int = 1) -> dict[str, np.ndarray]:
         mesh = meshes.build(MeshConfig(data=data, fsdp=fsdp, tensor=tensor), jax.devices()[: data * fsdp * tensor])
         with jax.set_mesh(mesh):
-            return jax.device_get(by_path(create(model, run, mesh)[0]().params))
+            return jax.device_get(by_path(create(model, run, mesh)[0](run.seed).params))
 
     first = params(RUN, *shape)
     assert_close(first[kernel][0, 0, :3], FIRST, rtol=1e-6)
@@ -91,8 +94,9 @@ def test_runs_share_a_step_with_masks_and_a_rate_of_their_own(stepper):
     make, step = stepper
     batch, results = a_batch(), []
     for run in (RUN, dataclasses.replace(RUN, seed=5, optim=dataclasses.replace(RUN.optim, peak_lr=3e-2))):
-        state, _ = (own := dataclasses.replace(step, settings=step_settings(run)))(make(), batch)  # its rate is 0
-        results.append(own(state, batch)[1])
+        settings = step_settings(run)
+        state, _ = step(make(), batch, settings)  # its rate is 0
+        results.append(step(state, batch, settings)[1])
         assert results[-1]["learning_rate"] == np.float32(run.optim.peak_lr) * np.float32(0.9)
     assert_differs(results[0]["loss"], results[1]["loss"], 1e-3)
     assert step.jitted._cache_size() == 1
@@ -104,7 +108,7 @@ def test_a_seed_and_a_rate_have_no_step_of_their_own(stepper):
 
     def jitted(**changes) -> Any:
         run = dataclasses.replace(RUN, **changes)
-        return train_step(model, objective, run, create(model, run, mesh)[2]).jitted
+        return train_step(model, objective, run, mesh).jitted
 
     with jax.set_mesh(mesh):
         optim = dataclasses.replace(RUN.optim, peak_lr=3e-2)
@@ -127,9 +131,9 @@ def test_runs_of_other_seeds_and_rates_share_a_step_with_own_numbers():
     model = build(RUN.model, objective.heads)
 
     def two_steps(run: Run) -> tuple[dict[str, np.ndarray], Any]:
-        make, _, shardings = create(model, run, mesh)
-        step = train_step(model, objective, run, shardings)
-        state, metrics = step(step(make(), a_batch(0))[0], a_batch(1))
+        draw, settings = create(model, run, mesh)[0], step_settings(run)
+        step = train_step(model, objective, run, mesh)
+        state, metrics = step(step(draw(run.seed), a_batch(0), settings)[0], a_batch(1), settings)
         assert float(metrics["learning_rate"]) == np.float32(run.optim.peak_lr) * np.float32(0.9)
         return jax.device_get(by_path(state.params)), step.jitted
 
@@ -149,15 +153,13 @@ def test_runs_of_other_seeds_and_rates_share_a_step_with_own_numbers():
             for other in kernels[:n]:
                 assert_differs(kernel, other, 1e-3)
         # The seed decides both the first parameters and, from the same ones, the masks.
-        made = [create(model, run, mesh) for run in runs[:2]]
-        starts = [by_path(make().params)["backbone/layers/ffn/in/kernel"] for make, _, _ in made]
+        draw, step = create(model, RUN, mesh)[0], train_step(model, objective, RUN, mesh)
+        starts = [by_path(draw(run.seed).params)["backbone/layers/ffn/in/kernel"] for run in runs[:2]]
         assert_differs(starts[0], starts[1], 1e-2)
-        steps = [train_step(model, objective, run, made[0][2]) for run in runs[:2]]
-        losses = [step(made[0][0](), a_batch())[1]["loss"] for step in steps]
+        losses = [step(draw(0), a_batch(), step_settings(run))[1]["loss"] for run in runs[:2]]
         assert_differs(losses[0], losses[1], 1e-3)
         for run in (changed(0, weight_decay=0.5), dataclasses.replace(RUN, steps=11)):
-            _, _, shardings = create(model, run, mesh)
-            assert train_step(model, objective, run, shardings).jitted is not results[0][1]
+            assert train_step(model, objective, run, mesh).jitted is not results[0][1]
 
 
 def test_a_step_that_mixes_layers_at_a_rate_of_their_own_is_of_one_rate():
@@ -177,15 +179,15 @@ def test_a_step_that_mixes_layers_at_a_rate_of_their_own_is_of_one_rate():
 @pytest.mark.parametrize("poison", ["slot_weights", "valid"])
 def test_a_step_that_is_not_finite_changes_nothing_and_is_counted(stepper, poison):
     make, step = stepper
-    state, _ = step(make(), a_batch())
+    state, _ = step(make(), a_batch(), SETTINGS)
     before = jax.device_get((state.params, state.opt))
     for bad in (1, 2):
-        state, metrics = step(state, {**a_batch(bad), poison: a_batch()[poison].at[0].set(jnp.nan)})
+        state, metrics = step(state, {**a_batch(bad), poison: a_batch()[poison].at[0].set(jnp.nan)}, SETTINGS)
         assert not np.isfinite(metrics["loss"])
         assert (int(state.skipped), int(state.skipped_in_row), int(state.step)) == (bad, bad, 1 + bad)
     same = jax.tree.map(np.array_equal, before, jax.device_get((state.params, state.opt)))
     assert all(jax.tree.leaves(same))
-    state, metrics = step(state, a_batch(3))
+    state, metrics = step(state, a_batch(3), SETTINGS)
     assert np.isfinite(metrics["loss"]) and (int(state.skipped), int(state.skipped_in_row)) == (2, 0)
 
 
@@ -212,7 +214,7 @@ def test_what_is_frozen_is_not_counted_in_the_norm_that_is_clipped(frozen, quant
         _, shapes, shardings = create(model, run, mesh)
         state = jax.device_put(drawn(shapes, moments=1.0), shardings)
         before = jax.device_get(state.params)
-        state, metrics = train_step(model, objective, run, shardings)(state, a_batch())
+        state, metrics = train_step(model, objective, run, mesh)(state, a_batch(), step_settings(run))
     assert float(metrics["grad_norm"]) > 2e-2
     moved = by_path(
         jax.tree.map(lambda new, old: np.asarray(new, np.float64) - old, jax.device_get(state.params), before)
@@ -236,12 +238,11 @@ def test_a_step_in_parts_is_the_whole_step(stepper, parts):
     batch = a_batch() | {"slot_weights": a_batch()["slot_weights"].at[:3].set(0.0)}  # parts of unlike weights
     make, whole = stepper
     with jax.set_mesh(mesh):
-        in_parts = train_step(build(run.model, objective.heads), objective, run, create(
-            build(run.model, objective.heads), run, mesh)[2])  # fmt: skip
+        in_parts = train_step(build(run.model, objective.heads), objective, run, mesh)
         actual = []
         for step in (whole, in_parts):
-            state, _ = step(make(), batch)  # its rate is 0
-            state, metrics = step(state, batch)
+            state, _ = step(make(), batch, SETTINGS)  # its rate is 0
+            state, metrics = step(state, batch, SETTINGS)
             actual.append(jax.device_get((by_path(state.params), by_path(state.opt), metrics)))
     for got, expected in zip(actual[1][:2], actual[0][:2], strict=True):
         for path, x in expected.items():

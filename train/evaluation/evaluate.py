@@ -306,7 +306,7 @@ class _Evaluation:
         """Returns the result of a checkpoint. Raises CheckpointError if it is not good, ConfigError if it is gone."""
         folder, held_out = self.folder, self.data.held_out
         loaded = load_parameters(folder, self.run, self.record.labels, self.mesh, number)
-        step = evaluation_step(loaded.model, self.objective, self.mesh, self.run)
+        step = evaluation_step(loaded.model, self.objective, self.mesh)
         file = _predictions_file(folder, self.request, loaded.step) if self.run.task.kind != "off" else None
         threshold = self._threshold(loaded.step)
         if isinstance(held_out, HeldOutTask) and self.record.counts and threshold is not None:

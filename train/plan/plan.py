@@ -28,6 +28,7 @@ from contexture.train.plan.chips import Chip
 from contexture.train.plan.flops import Flops, add, traced_flops
 from contexture.train.plan.hlo import parse
 from contexture.train.plan.topology import Topology
+from contexture.train.programs import step_settings
 from contexture.train.step import State, create, train_step
 
 _NUMBER_TYPES = {"i32": "int32", "f32": "float32"}
@@ -137,7 +138,7 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
         started = time.monotonic()
         # The partitioner reports unwanted gathers on stderr alone.
         with captured_stderr() as messages, compiling_anew():
-            traced = step.trace(state, batch)
+            traced = step.trace(state, batch, step_settings(run))
             compiled, used = _compile(traced, _bytes((state, batch)))
         seconds = time.monotonic() - started
     memory = _memory(state, batch, topology.memory)
@@ -196,7 +197,7 @@ def abstract_step(run: Run, mesh: Mesh) -> tuple[Any, State, dict[str, jax.Shape
         kind, _, dims = spec.partition(" ")
         shape = tuple(sizes[letter] for letter in dims)
         batch[field] = jax.ShapeDtypeStruct(shape, _NUMBER_TYPES[kind], sharding=meshes.sharding(mesh, dims, shape))
-    return train_step(model, objective, run, shardings), state, batch
+    return train_step(model, objective, run, mesh).jitted, state, batch
 
 
 def _compile(traced: Any, arguments: int) -> tuple[Any, tuple[int, int]]:

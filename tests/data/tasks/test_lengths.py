@@ -11,7 +11,7 @@ from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.tasks import lengths
 from contexture.data.tasks.batches import WINDOW, HeldOutTask, TaskBatches
 from contexture.data.tasks.encode_examples import encode
-from contexture.data.tasks.lengths import choose_lengths, frozen_step, length_for
+from contexture.data.tasks.lengths import choose_lengths, length_for
 from tests.data.tasks.test_encode_examples import TOKENIZER
 
 
@@ -119,8 +119,3 @@ def test_small_sets_have_one_length(tmp_path):
 def test_a_length_holds_tokens_and_two_more(tokens, of):
     length = length_for(of, np.array(tokens))
     assert length == min((n for n in of if n >= max(tokens) + 2), default=of[-1])
-
-
-def test_a_frozen_backbone_with_attention_has_lengths_of_whole_vectors():
-    assert [frozen_step(longest, False) for longest in (8, 64, 65, 512)] == [16, 16, 64, 64]
-    assert {frozen_step(longest, True) for longest in (8, 64, 65, 512)} == {16}

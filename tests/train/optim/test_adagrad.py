@@ -16,6 +16,7 @@ from contexture.train.config import Run
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
 from contexture.train.optim.optimizers import optimizer
 from contexture.train.options import MeshConfig, OptimConfig
+from contexture.train.programs import step_settings
 from contexture.train.step import create, train_step
 from tests.helpers.parity_rule import close
 
@@ -66,14 +67,15 @@ def test_a_layer_moves_by_its_share_of_the_rate_a_frozen_one_not():
 
     model = build(run.model, objective.heads)
     with jax.set_mesh(mesh):
-        make, _, shardings = create(model, run, mesh)
-        initial = jax.device_get(make())
+        draw, _, shardings = create(model, run, mesh)
+        initial = jax.device_get(draw(run.seed))
     before = by_path(initial.params)
 
     def moved(**more) -> dict[str, np.ndarray]:
         changed = dataclasses.replace(run, optim=dataclasses.replace(run.optim, **more))
         with jax.set_mesh(mesh):
-            state, _ = train_step(model, objective, changed, shardings)(jax.device_put(initial, shardings), batch)
+            step = train_step(model, objective, changed, mesh)
+            state, _ = step(jax.device_put(initial, shardings), batch, step_settings(changed))
         after = by_path(jax.device_get(state.params))
         return {path: after[path].astype(np.float64) - before[path] for path in before}
 

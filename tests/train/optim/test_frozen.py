@@ -18,6 +18,7 @@ from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_fields, batch_sizes, objective_of
 from contexture.train.optim.optimizers import lr_multipliers, optimizer
 from contexture.train.options import MeshConfig, OptimConfig, SaveConfig
+from contexture.train.programs import step_settings
 from contexture.train.setup import check_frozen
 from contexture.train.step import create, train_step
 from tests.helpers.long import long
@@ -41,11 +42,12 @@ def _trained(run: Run, steps: int = 3) -> tuple[Any, list[float], Any]:
     batch = {**ones, "tokens": rng.integers(0, 40, (8, 16)), "tags": rng.integers(0, 3, (8, 16))}
     with meshes.use(mesh, "float32"):
         _, shapes, shardings = create(model, run, mesh)
-        first, step = drawn(shapes), train_step(model, objective, run, shardings)
+        first, step = drawn(shapes), train_step(model, objective, run, mesh)
         state = jax.device_put(first, shardings)
         losses: list[float] = []
         for _ in range(steps):
-            state, metrics = step(state, {name: x.astype(ones[name].dtype) for name, x in batch.items()})
+            given = {name: x.astype(ones[name].dtype) for name, x in batch.items()}
+            state, metrics = step(state, given, step_settings(run))
             losses.append(float(metrics["loss"]))
     return state, losses, first
 

@@ -18,14 +18,15 @@ from contexture.models.config import ElmoConfig
 from contexture.models.model import build, example
 from contexture.models.shapes import by_path
 from contexture.train import mesh as meshes
+from contexture.train import programs
 from contexture.train import step as steps
-from contexture.train.compilation import programs
 from contexture.train.config import Run
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
 from contexture.train.optim.row_updates import _shard_rows, select_rows
 from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.plan.plan import CompiledPlan, plan
 from contexture.train.plan.topology import topology
+from contexture.train.programs import step_settings
 from tests.helpers.long import long
 from tests.helpers.parity_rule import close
 from tests.helpers.random_runs import drawn
@@ -75,7 +76,7 @@ def stepper(shape: tuple[int, int, int], accumulate: int, whole: bool) -> tuple[
         # A step of the whole table has the settings of one by rows, whose program it would get.
         patch.setattr(programs, "_kept", OrderedDict())
         _, shapes, shardings = steps.create(build(run.model, objective.heads), run, mesh)
-        step = steps.train_step(build(run.model, objective.heads), objective, run, shardings)
+        step = steps.train_step(build(run.model, objective.heads), objective, run, mesh)
     return mesh, drawn(shapes, moments=1.0), shardings, step
 
 
@@ -101,7 +102,7 @@ def train(
             if number == poison:
                 batch["next_weights"][1, 2] = np.nan
             start = jax.device_put(given[number] if given else states[-1], shardings)
-            result = step(start, meshes.shard_batch(mesh, batch, batch_fields(RUN), B))
+            result = step(start, meshes.shard_batch(mesh, batch, batch_fields(RUN), B), step_settings(RUN))
             state, measured = jax.device_get(result)
             states.append(state)
             metrics.append(measured)
@@ -232,7 +233,7 @@ def test_a_step_reads_and_writes_the_rows_of_each_table_once(by_rows):
     """Kernel and bias, and their accumulators: a gather and a scatter each, and nothing else as large as they are."""
     mesh, _, _, step = stepper((1, 1, 1), 1, False)
     with jax.set_mesh(mesh):
-        counts = table_reads(step, by_rows[1][0], batch_of(0))
+        counts = table_reads(step.jitted, by_rows[1][0], batch_of(0), step_settings(RUN))
     assert counts == {"gather": 4, "scatter": 4}
 
 

@@ -24,6 +24,7 @@ from contexture.train.plan.describe import describe, describe_all
 from contexture.train.plan.plan import TimedPlan, abstract_step, plan
 from contexture.train.plan.suggest import _activations, suggest
 from contexture.train.plan.topology import topology
+from contexture.train.programs import step_settings
 from tests.conftest import ROOT
 from tests.helpers.commands import run_command
 from tests.helpers.long import long
@@ -55,7 +56,7 @@ def test_a_plans_memory_is_that_of_the_runs_own_step(name):
     mesh = meshes.build(run.mesh, jax.devices()[:8])
     with jax.set_mesh(mesh):
         step, state, batch = abstract_step(run, mesh)
-        analysis = step.lower(state, batch).compile().memory_analysis()
+        analysis = step.lower(state, batch, step_settings(run)).compile().memory_analysis()
     memory = made["bytes_per_device"]
     saved = memory["saved_activations"] or 0
     own = ("parameters", "optimizer", "carry", "batch")

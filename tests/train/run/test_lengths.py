@@ -75,9 +75,9 @@ def test_numbers_are_those_of_full_padding(source, files, kind, tmp_path, monkey
     shapes = set()
     inner = TrainStep.__call__
 
-    def call(self, state, batch):
+    def call(self, state, batch, settings):
         shapes.add(batch["tokens"].shape)
-        return inner(self, state, batch)
+        return inner(self, state, batch, settings)
 
     monkeypatch.setattr(TrainStep, "__call__", call)
     short = tuned(source, files, kind, tmp_path / "short")
@@ -111,7 +111,7 @@ def test_numbers_are_those_of_full_padding(source, files, kind, tmp_path, monkey
 
 @pytest.mark.long
 def test_a_run_of_several_lengths_that_is_stopped_is_the_same_run(source, short, files, tmp_path, monkeypatch):
-    """The lengths follow from the step, and each program gives what it gave, whether it was compiled ahead or not."""
+    """The lengths follow from the step, and each program gives what it gave."""
     stopped = tmp_path / "stopped"
     inner = loop.Report.record
 
@@ -124,7 +124,6 @@ def test_a_run_of_several_lengths_that_is_stopped_is_the_same_run(source, short,
         patch.setattr(loop.Report, "record", record)
         with pytest.raises(AssertionError):
             tuned(source, files, "classify", stopped)
-    monkeypatch.setattr(loop, "_compiles_ahead", lambda *given: None)
     tuned(source, files, "classify", stopped)
     assert figures(stopped) == figures(short)
 

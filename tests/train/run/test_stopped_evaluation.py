@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from contexture.data.pretraining.sentence_pairs import HeldOutPairs, SentencePairs
-from contexture.train import loop
+from contexture.train import session
 from contexture.train.checkpoints.late_evaluation import with_evaluation, write
 from contexture.train.checkpoints.meta import best_step, rank_of, read_meta
 from contexture.train.evaluation import outputs
@@ -161,7 +161,7 @@ def test_a_batch_that_grows_is_evaluated_as_one_that_does_not(words, tmp_path, c
 def test_a_run_that_is_moved_while_it_trains_is_not_split(words, tmp_path, capsys, monkeypatch):
     """The next checkpoint is refused, nothing appears at the old place, and the moved run resumes."""
     folder, moved = tmp_path / "run", tmp_path / "moved"
-    inner, calls = loop.evaluate, []
+    inner, calls = session.evaluate, []
 
     def move(*given: Any, **more: Any) -> Any:
         calls.append(None)
@@ -171,7 +171,7 @@ def test_a_run_that_is_moved_while_it_trains_is_not_split(words, tmp_path, capsy
             shutil.move(folder, moved)
         return inner(*given, **more)
 
-    monkeypatch.setattr("contexture.train.loop.evaluate", move)
+    monkeypatch.setattr("contexture.train.session.evaluate", move)
     code, err = run_command(capsys, *words, "--dir", folder)
     assert code == 1 and "was moved or removed while it trains, and its newest step is not saved" in err, err
     assert not folder.exists()

@@ -100,7 +100,7 @@ class FeatureFiles:
                 return np.zeros(shape, dtype)
             return np.memmap(folder / name, dtype, "r", shape=shape)
 
-        self.shape = shape
+        self.folder, self.shape = folder, shape
         self._places = mapped(PLACES, (sequences, 2), np.dtype("<i8"))
         size = (folder / STATES).stat().st_size // shape.dtype.itemsize if shape.layers else 0
         self._states = mapped(STATES, (size,), shape.dtype) if shape.layers else None
@@ -123,43 +123,29 @@ class FeatureFiles:
             check_bytes(folder / name, entry["sha256"], _MEND, cancel)
         return FeatureFiles(folder, shape, index["sequences"])
 
-    def fill(self, row: int, sequence: int, tokens: int, batch: Mapping[str, np.ndarray]) -> None:
-        """Copies a sequence's features, the states of its first tokens, into a row of `states` BNLD and `pooled` BD."""
-        start, length = self._places[sequence].tolist()
-        if length < 0:
-            raise DataError(f"sequence {sequence} has no stored features; {_MEND}")
-        if self._states is not None:
-            n, width = self.shape.layers, self.shape.width
-            at = start * n * width
-            states = self._states[at : at + n * length * width].reshape(n, length, width)
-            batch["states"][row, :, :tokens] = states[:, :tokens]
-        if self._pooled is not None:
-            batch["pooled"][row] = self._pooled[sequence]
-
-
-class StoredFeatures:
-    """The features of a split's batches: those that were computed at the length of each batch, or at one that gives the
-    same bits."""
-
-    def __init__(self, files: Mapping[int, FeatureFiles]) -> None:
-        """files: by the length of a batch's arrays."""
-        self.files = files
-
     def add(self, batch: Batch, numbers: I64) -> Batch:
         """Returns the batch of the examples with these numbers, with their `states` BNLD (0 at padding) and `pooled`
         BD."""
-        mask = batch["mask"]
+        mask, shape, added = batch["mask"], self.shape, dict[str, np.ndarray]()
         rows, length = mask.shape[:-1], mask.shape[-1]
         count, several = int(np.prod(rows)), int(np.prod(rows[1:]))
-        files = self.files[length]
-        shape, added = files.shape, dict[str, np.ndarray]()
+        sequences = (numbers[:, None] * several + np.arange(several)).ravel()
+        if (missing := sequences[self._places[sequences, 1] < 0]).size:
+            raise DataError(f"sequence {missing[0]} has no stored features; {_MEND}")
+        if shape.pooled:
+            assert self._pooled is not None
+            added["pooled"] = self._pooled[sequences]
         if shape.layers:
             added["states"] = np.zeros((count, shape.layers, length, shape.width), shape.dtype)
-        if shape.pooled:
-            added["pooled"] = np.zeros((count, shape.width), shape.dtype)
-        sequences = (numbers[:, None] * several + np.arange(several)).ravel()
-        # A row that only fills up a batch may have no tokens.
-        tokens = mask.reshape(count, length).sum(1).tolist()
-        for row, sequence in enumerate(sequences.tolist()):
-            files.fill(row, sequence, tokens[row], added)
+            # A row that only fills up a batch may have no tokens.
+            for row, (sequence, tokens) in enumerate(
+                zip(sequences.tolist(), mask.reshape(count, length).sum(1).tolist(), strict=True)
+            ):
+                added["states"][row, :, :tokens] = self._states_of(sequence)[:, :tokens]
         return {**batch, **{name: x.reshape(*rows, *x.shape[1:]) for name, x in added.items()}}
+
+    def _states_of(self, sequence: int) -> np.ndarray:
+        """Returns the states of a sequence, NLD, of its own length."""
+        assert self._states is not None
+        (start, length), n, width = self._places[sequence].tolist(), self.shape.layers, self.shape.width
+        return self._states[start * n * width : (start + length) * n * width].reshape(n, length, width)

@@ -3,22 +3,19 @@
     states  BNLD   the layers that the heads read, 0 at padding; not where they read none
     pooled  BD     where they read it
 
-A step reads these fields in the backbone's place (`Model`), whether they are computed for its batch or were stored. So
-both ways are one step, and give the same bits where this program gives the same bits.
+`Model` reads these fields in the backbone's place where a batch holds them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from contexture.models.model import FAMILIES, Model, Outputs
 from contexture.models.shapes import Params
 from contexture.models.sharding import constrain
-from contexture.train import mesh as meshes
 from contexture.train.config import Run
 
 Batch = dict[str, jax.Array]
@@ -26,38 +23,23 @@ Batch = dict[str, jax.Array]
 
 @dataclass(frozen=True)
 class Encoder:
-    """A frozen backbone as a program: (its parameters, the fields that it reads) → `fields`."""
+    """A frozen backbone as a program."""
 
     fields: dict[str, str]
-    """The fields that it adds to a batch: {"states": "f32 BNLD"}."""
+    """What it computes: {"states": "f32 BNLD"}."""
     layers: tuple[int, ...]
     """The layers of `states`, 0 for the embeddings."""
-    jitted: Callable[[Any, Batch], Batch]
     reads: tuple[str, ...]
-    mesh: Mesh
-
-    def add(self, params: Params, batch: Batch) -> Batch:
-        """Returns the batch with these fields, computed unless it holds them. Of shapes it makes shapes."""
-        if self.fields.keys() <= batch.keys():
-            return batch
-        read = {name: batch[name] for name in self.reads}
-        backbone = params["backbone"]
-        assert isinstance(backbone, Mapping)
-        if isinstance(jax.tree.leaves(backbone)[0], jax.ShapeDtypeStruct):
-            shapes: Any = jax.eval_shape(self.jitted, backbone, read)
-            return {**batch, **{name: self._with_sharding(name, x) for name, x in shapes.items()}}
-        return {**batch, **self.jitted(backbone, read)}
-
-    def _with_sharding(self, name: str, x: Any) -> Any:
-        sharding = meshes.sharding(self.mesh, self.fields[name].partition(" ")[2], x.shape)
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    """The fields of a batch that it reads."""
+    jitted: Callable[[Any, Batch], Batch]
+    """(the backbone's parameters, these fields) → `fields`."""
 
 
-def make_encoder(model: Model, run: Run, mesh: Mesh) -> Encoder:
+def make_encoder(model: Model, run: Run) -> Encoder:
     """Returns the program of a run's frozen backbone."""
-    reads = FAMILIES[type(run.model)].fields
     layers, pooled = model.layers_read(), model.reads_pooled()
     dtype = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[run.model.dtype]
+    # An example of several sequences has them on an axis of its own, before those of a sequence.
     several = run.task.kind == "choice" or run.task.symmetric or run.head.pair
     row = "BA" if several else "B"
     fields = {"states": f"{dtype} {row}NLD"} if layers else {}
@@ -81,4 +63,4 @@ def make_encoder(model: Model, run: Run, mesh: Mesh) -> Encoder:
             added = {name: x.reshape(*tokens.shape[:2], *x.shape[1:]) for name, x in added.items()}
         return {name: constrain(x, fields[name].partition(" ")[2]) for name, x in added.items()}
 
-    return Encoder(fields, layers, jax.jit(encode), tuple(reads), mesh)
+    return Encoder(fields, layers, tuple(FAMILIES[type(run.model)].fields), jax.jit(encode))

@@ -1,1 +1,0 @@
-"""What a frozen backbone computes, once for all steps."""

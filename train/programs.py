@@ -1,0 +1,99 @@
+"""Compiled programs that all trainings and evaluations of one process share, and what they are told apart by."""
+
+import dataclasses
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, TypeAlias, TypeVar, cast
+
+import flax.struct
+import jax
+import numpy as np
+
+from contexture.train.config import Run
+from contexture.train.options import EvaluateConfig, InitConfig, LogConfig, SaveConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+"""The shapes of a batch's arrays, in the order of their names."""
+
+MOST = 16
+"""So many results are kept, with their programs: those of about five runs that differ in more than rate and seed."""
+_kept: OrderedDict[Hashable, Any] = OrderedDict()
+_lock = threading.Lock()
+
+
+def shapes_of(batch: Mapping[str, jax.Array | np.ndarray]) -> Shapes:
+    """Returns the shapes that a batch's program is compiled for."""
+    return tuple(batch[name].shape for name in sorted(batch))
+
+
+@flax.struct.dataclass
+class StepSettings:
+    """The settings of a run that its compiled step takes as arguments: runs that differ in these alone share it.
+
+    seed     of the dropout masks, u32
+    peak_lr  optim.peak_lr, f32
+    """
+
+    seed: jax.Array
+    peak_lr: jax.Array
+
+
+def step_settings(run: Run) -> StepSettings:
+    """Returns a run's settings as the arguments of its step."""
+    # As numpy's scalars: they go to the devices of the state with each call, whichever these are.
+    values = np.asarray(run.seed, np.uint32), np.asarray(run.optim.peak_lr, np.float32)
+    return StepSettings(*cast(tuple[jax.Array, jax.Array], values))
+
+
+def without_step_settings(run: Run) -> Run:
+    """Returns the run with all that its programs are compiled for: the same for any two runs that can share them."""
+    cleared = dict(save=SaveConfig(), log=LogConfig(), evaluate=EvaluateConfig(), init=InitConfig())
+    # A rate of its own for the weights of a mix of layers is a multiple of the peak, and a constant of the step.
+    optim = run.optim if run.head.mix != "off" and run.optim.mix_lr else dataclasses.replace(run.optim, peak_lr=1.0)
+    data = dataclasses.replace(run.data, path=(), dev=(), tokenizer="")
+    task = dataclasses.replace(run.task, train=(), dev=(), test=())
+    return dataclasses.replace(run, optim=optim, data=data, task=task, seed=0, dir="", **cleared)
+
+
+def shared(function: F) -> F:
+    """Decorates a function that makes jitted functions: for equal arguments it returns what it made before.
+
+    The second training of a notebook, the runs of a grid and the checkpoints of an evaluation are traced and compiled
+    once. Of a run the function gets `without_step_settings`: it cannot hold a seed, a rate, a file or a folder as a
+    constant. Arguments without a hash, such as models and objectives, are told apart by their `repr`, which has all
+    their fields. Of more than `MOST` results the one that was longest without use is dropped.
+    """
+
+    @functools.wraps(function)
+    def kept(*arguments: Any) -> Any:
+        traced = [without_step_settings(each) if isinstance(each, Run) else each for each in arguments]
+        key = (function.__module__, function.__qualname__, *map(_value, traced))
+        with _lock:
+            if key in _kept:
+                _kept.move_to_end(key)
+                return _kept[key]
+        made = function(*traced)
+        with _lock:
+            _kept[key] = made
+            if len(_kept) > MOST:
+                _kept.popitem(last=False)
+        return made
+
+    return cast(F, kept)
+
+
+def _value(argument: Any) -> Hashable:
+    try:
+        hash(argument)
+    except TypeError:
+        return repr(argument)
+    return argument
+
+
+def forget() -> None:
+    """Drops all that is kept."""
+    with _lock:
+        _kept.clear()

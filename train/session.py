@@ -1,0 +1,189 @@
+"""A training under way: what is due after each step, and what is needed for it."""
+
+import dataclasses
+import sys
+from dataclasses import dataclass, field
+from typing import NoReturn, TypedDict
+
+import jax
+
+from contexture.data.tasks.batches import TaskBatches
+from contexture.models.layers.stacked import unstack_layers
+from contexture.train.checkpoints.manager import Checkpoints
+from contexture.train.distributed import processes
+from contexture.train.errors import Diverged
+from contexture.train.evaluation.best import Best, value_to_minimise
+from contexture.train.evaluation.evaluate import evaluate
+from contexture.train.optim.lora import merged
+from contexture.train.run.plots import LiveLossFigure
+from contexture.train.run.report import Report
+from contexture.train.run.signals import Interrupted, Signals
+from contexture.train.run.throughput import ThroughputMeter
+from contexture.train.setup import TrainingSetup
+from contexture.train.step import Metrics, State, evaluation_step
+
+
+class Evaluated(TypedDict, total=False):
+    """What a checkpoint keeps of the evaluation after its step; `unevaluated` if that was put off by a signal."""
+
+    held_out_loss: float
+    rank: float
+    metric: str
+    unevaluated: bool
+
+
+@dataclass
+class Session:
+    """Logs, measures, evaluates, saves and leaves, between the steps of one training.
+
+    start        the step that it begins with
+    unevaluated  the run was stopped in the evaluation that belongs to this step
+    done         the steps that are complete
+    """
+
+    parts: TrainingSetup
+    state: State
+    best: Best
+    unevaluated: bool
+    checkpoints: Checkpoints
+    report: Report
+    figure: LiveLossFigure
+    signals: Signals
+    pending: list[tuple[int, Metrics]] = field(default_factory=list)
+    """Metrics of steps, still on the device."""
+
+    def __post_init__(self) -> None:
+        run, mesh, batches = self.parts.run, self.parts.mesh, self.parts.batches
+        self.start = self.done = int(self.state.step)
+        self.evaluation = evaluation_step(self.parts.model, self.parts.objective, mesh)
+        length_at = batches.length_at if isinstance(batches, TaskBatches) else None
+        self.meter = ThroughputMeter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, self.start, length_at)
+
+    @property
+    def end(self) -> int:
+        """The step to end with; where patience has ended, the first."""
+        return self.start if self._patience_ended() else self.parts.run.steps
+
+    def begin(self) -> None:
+        """Does what is due before the first step: the evaluation that a signal cut short, or the measure of a model
+        that is trained further."""
+        run = self.parts.run
+        if self.parts.held_out is None:
+            return
+        if self.unevaluated:
+            if (result := self._evaluate()) is None:
+                self._leave(self.signals.state)
+            self.checkpoints.add_evaluation(self.start, {"best": dataclasses.asdict(self.best), **result})
+        if not self.start and run.task.kind == "off" and run.init.run and not run.init.random:
+            if self._measure() is None:
+                self._leave(self.signals.state)
+
+    def after_step(self, metrics: Metrics) -> bool:
+        """Does what is due after a step, and returns whether training is over.
+
+        Raises: Diverged; Interrupted for a signal, with everything saved.
+        """
+        run = self.parts.run
+        self.done += 1
+        self.pending.append((self.done, metrics))
+        stop, last = self.signals.stop(), self.done == run.steps
+        evaluates = self.parts.held_out is not None and (last or self.done % run.evaluate.every == 0)
+        saves = last or bool(stop) or self.done % run.save.every == 0 or (evaluates and run.evaluate.patience > 0)
+        # One step late, so that the device does not wait for the host, unless it is to be waited for anyway.
+        if saves or evaluates:
+            self._log(self.pending[:])
+        elif self.done % run.log.every == 0:
+            self._log(self.pending[:-1])
+        # A signal before or in an evaluation leaves it to the next start.
+        evaluated: Evaluated = {}
+        if evaluates:
+            if not stop and (result := self._evaluate()) is not None:
+                evaluated = result
+            else:
+                evaluated["unevaluated"], stop = True, self.signals.stop()
+            last = last or self._patience_ended()
+        if saves or stop:
+            self._save(evaluated, last)
+        if stop:
+            self.checkpoints.wait()
+            self.report.release(self.done)
+            self._leave(f"saved step {self.done} in {run.dir}; the same command resumes from there")
+        return last
+
+    def close(self) -> None:
+        """Waits until all is on disk."""
+        # The last checkpoint before the last records: a kill in between repeats steps and loses none.
+        self.checkpoints.wait()
+        self.report.release(self.parts.run.steps)
+        self.checkpoints.close()
+        if jax.process_count() > 1:
+            examples_before = self.parts.run.data.examples_before
+            count = examples_before(self.parts.run.steps) - examples_before(self.start)
+            who = f"process {jax.process_index()} of {jax.process_count()}"
+            print(f"{who} read {self.parts.batches.rows_read} of {count} sequences", file=sys.stderr)
+
+    def _log(self, ready: list[tuple[int, Metrics]]) -> None:
+        """Fetches the metrics of steps and records them. Raises Diverged."""
+        records = self.meter.records([step for step, _ in ready], jax.device_get([metrics for _, metrics in ready]))
+        del self.pending[: len(ready)]
+        in_row = [record.pop("skipped_in_row") for record in records]
+        self.report.record(records, self.checkpoints.finished)
+        for record, skipped in zip(records, in_row, strict=True):
+            if skipped >= self.parts.run.optim.max_skipped:
+                raise Diverged(self._diverged(record["step"]))
+
+    def _diverged(self, step: int) -> str:
+        self.checkpoints.wait()
+        good = self.checkpoints.finished
+        where = f"the last checkpoint is of step {good}" if good else "there is no checkpoint yet"
+        return (
+            f"loss or gradient were not finite in the {self.parts.run.optim.max_skipped} steps up to step {step}, all "
+            f"skipped; {where}; try a lower --optim.peak-lr or a longer --optim.warmup in another --dir"
+        )
+
+    def _measure(self) -> dict[str, float] | None:
+        """Returns the held-out metrics, recorded; None if a signal came before they were complete."""
+        parts = self.parts
+        assert parts.held_out is not None
+        try:
+            with self.report.evaluating(), self.meter.pausing("evaluation"):
+                params = unstack_layers(merged(self.state.params, parts.run.optim), parts.run.model)
+                metrics, _ = evaluate(
+                    self.evaluation, parts.objective, params, parts.held_out, parts.mesh,
+                    cancel=self.signals.while_training,
+                )  # fmt: skip
+        except Interrupted:
+            return None
+        record = {"step": self.done, "split": "dev", **metrics, **parts.baseline}
+        self.report.record([record], self.checkpoints.finished)
+        return metrics
+
+    def _evaluate(self) -> Evaluated | None:
+        """Measures, updates the best so far, and returns what the checkpoint keeps of it; None as `_measure`."""
+        if (metrics := self._measure()) is None:
+            return None
+        metric = self.parts.run.evaluate.metric
+        rank = value_to_minimise(metric, metrics)
+        self.best.update(self.done, rank)
+        return {"held_out_loss": metrics["loss"], "rank": rank, "metric": metric}
+
+    def _save(self, evaluated: Evaluated, last: bool) -> None:
+        run = self.parts.run
+        kept = {name: value for name, value in evaluated.items() if name != "held_out_loss"}
+        best, lines = dataclasses.asdict(self.best), run.data.examples_before(self.done)
+        # The checkpoint before is on disk now: its records may be written, and none is held for two intervals.
+        with self.meter.pausing("save"):
+            self.checkpoints.wait()
+            self.report.release(self.checkpoints.finished)
+            meta = {"seed": run.seed, "lines_read": lines, "best": best, **kept}
+            self.checkpoints.save(self.done, self.state, meta, evaluated.get("held_out_loss"), last)
+            if self.report.speaks:
+                self.figure.update()
+
+    def _leave(self, state: str) -> NoReturn:
+        stopped = Interrupted(self.signals.stop(), state)
+        processes.finished(stopped.code)  # all processes leave here, so none is missed
+        raise stopped
+
+    def _patience_ended(self) -> bool:
+        return 0 < self.parts.run.evaluate.patience <= self.best.evals_without_improvement
