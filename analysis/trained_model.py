@@ -9,13 +9,16 @@ from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from contexture.analysis import embed, fill, generate, score
+from contexture.analysis import embed, fill, generate
 from contexture.analysis.attention.gates import WordGates, word_gates
 from contexture.analysis.attention.maps import AttentionMaps, Numbers, attention_maps
 from contexture.analysis.call_arguments import Layers, layer_names, sampling_of, texts_of, with_method_hints, words_of
 from contexture.analysis.cosines import unit_length
 from contexture.analysis.embed import Units
 from contexture.analysis.results import TextScore
+from contexture.analysis.scoring.families import token_scorer
+from contexture.analysis.scoring.score import score
+from contexture.analysis.scoring.scorer import TokenScorer
 from contexture.analysis.senses.occurrences import given_sentences
 from contexture.analysis.senses.word_senses import WordSenses, word_senses
 from contexture.data.cancel import NEVER, CancelToken
@@ -286,7 +289,7 @@ class TrainedModel:
 
     def score(self, texts: Any, *, length: int = 0, stride: int = 0, batch: int = 8) -> TextScore:
         """Measures how well a run predicts text: {"loss", "perplexity", …}, a BERT's "pseudo_perplexity"; each text is
-        a document of its own, and several are summed. `analysis.score` says what the families measure.
+        a document of its own, and several are summed. `analysis.scoring.score` says what the families measure.
 
         length  tokens of a window; 0: as in training
         stride  new tokens in each window, the others being context; 0: all
@@ -308,18 +311,18 @@ class TrainedModel:
                 f"windows of {length} tokens are longer than those of training, which had {self.trained_length}"
             )
         length = length or (0 if self.run.family == "elmo" else self.run.data.length)
-        return self._compute(
-            lambda: score.score(
-                self.model,
-                self._loaded.unstacked,
-                self.tokenizer,
-                documents,
-                length=length,
-                stride=stride,
-                batch=batch,
-                split_sentences=self.run.data.split_sentences,
-                cancel=cancel,
-            )
+        return self._compute(lambda: score(self.token_scorer(length, stride), documents, batch=batch, cancel=cancel))
+
+    def token_scorer(self, length: int = 0, stride: int = 0) -> TokenScorer:
+        """Returns what predicts the tokens of texts (`analysis.scoring`); length and stride as in `score`, 0: all that
+        the model takes."""
+        return token_scorer(
+            self.model,
+            self._loaded.unstacked,
+            self.tokenizer,
+            length=length,
+            stride=stride,
+            split_sentences=self.run.data.split_sentences,
         )
 
     # Looking inside

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from contexture.analysis.score import perplexity
+from contexture.analysis.scoring.scorer import perplexity
 from contexture.analysis.trained_model import TrainedModel
 from contexture.analysis.zeroshot.continuations import score_continuations
 from contexture.analysis.zeroshot.standard_error import standard_errors

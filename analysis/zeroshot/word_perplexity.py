@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-from contexture.analysis.score import perplexity
+from contexture.analysis.scoring.scorer import perplexity
 from contexture.analysis.trained_model import TrainedModel
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError

@@ -157,25 +157,15 @@ def _write_score_page(
     signals: Signals,
 ) -> None:
     from contexture.analysis.pages.one_page import run_title, text_title
-    from contexture.analysis.token_scores.score_page import write_score_page
-    from contexture.analysis.token_scores.token_scores import token_scores
+    from contexture.analysis.scoring.score import token_scores
+    from contexture.analysis.scoring.score_page import write_score_page
 
     figures = {name: value for name, value in scored.items() if isinstance(value, int | float) and name in _FIGURES}
     scored_text = text_title(request.text) if request.text else " ".join(several(request.input))
     title = f"Log-probabilities by {run_title(model)}: {scored_text}"
     with model.computing():
-        tokens = token_scores(
-            model.model,
-            model.params,
-            model.tokenizer,
-            documents,
-            top=request.top,
-            length=scored.get("length", 0),  # the windows that were scored; an ELMo has none
-            stride=scored.get("stride", 0),
-            batch=request.batch,
-            split_sentences=model.run.data.split_sentences,
-            cancel=signals,
-        )
+        scorer = model.token_scorer(scored.get("length", 0), scored.get("stride", 0))  # those that were scored
+        tokens = token_scores(scorer, documents, top=request.top, batch=request.batch, cancel=signals)
         write_score_page(Path(request.to), title, tokens, model.tokenizer.size, figures)
 
 

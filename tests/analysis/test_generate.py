@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import contexture
 from contexture.analysis.generate import _settled_length, finish, generate, stream
-from contexture.analysis.score import score
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.byte_pair import learn_byte_bpe
@@ -25,6 +24,7 @@ from tests.helpers.commands import done, json_of
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close
 from tests.helpers.random_runs import random_parameters, random_training
+from tests.helpers.scoring import score_texts
 
 Opened = tuple[Any, Any, Any]
 """(model, parameters, tokenizer)."""
@@ -175,7 +175,7 @@ def test_a_score_is_the_sum_over_every_token_once(writer: Opened, stride: int):
     """Against a model read anew for each token with the context that its window has."""
     model, params, tokenizer = writer
     documents, length = [TEXT, "my cat", TEXT[:40]], 16
-    result: Any = score(*writer, documents, length=length, stride=stride, batch=3)
+    result: Any = score_texts(*writer, documents, length=length, stride=stride, batch=3)
     step, nats, tokens = stride or length, 0.0, 0
     table = params["backbone"]["embeddings"]["tokens"]
     read = jax.jit(lambda batch: model.clone(heads={}).apply({"params": params}, batch).encoding.hidden_BLD)
@@ -208,9 +208,9 @@ def test_mistakes_of_writing_and_scoring_are_one_clear_line(writer: Opened):
     for call, message in (
         (lambda: write(writer, ["a", long]), r"prompt 1: \d+ tokens and 12 to be written are more than the 48 that"),
         (lambda: write((bert, {}, tokenizer), ["a"]), "only a GPT writes on from a prompt"),
-        (lambda: score(*writer, ["a"], length=49), "length=49 is not between 2 and the 48 tokens"),
-        (lambda: score(*writer, ["a"], length=8, stride=9), "stride=9 is not between 1 and length=8"),
-        (lambda: score(*writer, []), "no token to score"),
+        (lambda: score_texts(*writer, ["a"], length=49), "length=49 is not between 2 and the 48 tokens"),
+        (lambda: score_texts(*writer, ["a"], length=8, stride=9), "stride=9 is not between 1 and length=8"),
+        (lambda: score_texts(*writer, []), "no token to score"),
     ):
         with pytest.raises(DataError, match=message):
             call()

@@ -9,13 +9,14 @@ import pytest
 
 from contexture.analysis.embed import embed
 from contexture.analysis.results import TextCounts
-from contexture.analysis.score import next_token_windows, score
+from contexture.analysis.scoring.gpt import GptScorer
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.model import build, example
 from tests.helpers.parity_rule import assert_close, close
 from tests.helpers.random_runs import random_parameters
+from tests.helpers.scoring import score_texts
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "##d", "e"]
 
@@ -49,9 +50,11 @@ def test_every_token_is_scored_once_with_all_context_of_its_window(length, strid
     tokenizer: Tokenizer = Letters(end)  # pyright: ignore[reportAssignmentType]
     (ids,) = tokenizer.encode([text])
     row, scored, start = ([end, *ids] if end is not None else ids), [], 0
-    for window, new in next_token_windows([text], tokenizer, length, stride, totals):
-        assert window == row[start : start + length + 1] and 0 < new <= len(window) - 1
-        scored += range(start + len(window) - new, start + len(window))
+    config = GptConfig(vocab=16, length=50, layers=1, hidden=8, heads=2, ffn=8)
+    for each in GptScorer(build(config), {}, tokenizer, length, stride, True).rows([text], totals):
+        window = row[start : start + length + 1]
+        assert each.read == window[:-1] and list(each.labels) == [window[place + 1] for place in each.places]
+        scored += [start + place + 1 for place in each.places]
         start += stride
     assert scored == list(range(1, len(row)))
     counted = text if end is not None else text[1:]
@@ -82,7 +85,7 @@ def test_a_score_is_that_of_the_tokens_one_by_one():
             table = np.asarray(params["backbone"]["embeddings"]["tokens"], np.float64)
             logits = table @ np.asarray(out.encoding.hidden_BLD[0, at - first - 1], np.float64)
             nats += np.log(np.exp(logits).sum()) - logits[row[at]]
-    result: Any = score(model, params, tokenizer, documents, length=6, stride=2, batch=2)
+    result: Any = score_texts(model, params, tokenizer, documents, length=6, stride=2, batch=2)
     assert (result["documents"], result["tokens"], result["words"], result["bytes"]) == (2, 13, 4, 14)
     close(result["loss"], nats / 13)
     close(result["perplexity"], math.exp(nats / 13))

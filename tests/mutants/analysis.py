@@ -7,8 +7,8 @@ _ONCE = f"{_UNITS}::test_every_token_is_scored_once_with_all_context_of_its_wind
 _PIECES = "analysis/test_embed.py::test_pieces_have_the_vectors_of_their_model"
 _SORTED = "analysis/test_embed.py::test_sorted_by_length_sentences_keep_their_order_and_their_vectors"
 _ONE_BY_ONE = f"{_UNITS}::test_a_score_is_that_of_the_tokens_one_by_one"
-_MASKED = "analysis/test_score.py::test_a_berts_score_masks_each_token_alone"
-_BOTH = "analysis/test_score.py::test_an_elmos_score_is_that_of_both_directions_word_by_word"
+_MASKED = "analysis/scoring/test_score.py::test_a_berts_score_masks_each_token_alone"
+_BOTH = "analysis/scoring/test_score.py::test_an_elmos_score_is_that_of_both_directions_word_by_word"
 _BLIMP = "analysis/zeroshot/test_minimal_pairs.py::"
 _BLIMP_PAIRS = f"{_BLIMP}test_a_pair_is_right_where_the_acceptable_sentence_is_more_probable"
 _ZEROSHOT = "analysis/zeroshot/test_zeroshot.py::"
@@ -35,7 +35,7 @@ _TRAINED = f"{_MAPS}test_maps_are_those_of_a_training_step"
 _PAGE = "analysis/attention/test_page.py::"
 _SENSES = "analysis/senses/test_senses_numbers.py::"
 _PAIRS = f"{_SENSES}test_figures_are_those_of_all_pairs_one_by_one"
-_TOKENS = "analysis/token_scores/test_token_scores.py::"
+_TOKENS = "analysis/scoring/test_token_scores.py::"
 _GATES = "analysis/attention/test_gates.py::test_gates_are_those_of_the_equations_in_both_directions"
 
 ANALYSIS = (
@@ -80,15 +80,6 @@ ANALYSIS = (
          "analysis/senses/test_senses_command.py::test_a_static_vector_tells_no_senses_apart"),
     ),
     *mutants_of(
-        "analysis/token_scores/token_scores.py",
-        ("tokens.rank-from-nought", "1 + (log_probs_PV > own_P1)", "(log_probs_PV > own_P1)",
-         f"{_TOKENS}test_a_gpts_predictions_are_those_of_each_prefix_alone"),
-        ("tokens.backward-in-reading-order", "len(rows[row]) - 2 - place if suffix else place + 1", "place + 1",
-         f"{_TOKENS}test_an_elmos_predictions_are_those_of_both_directions"),
-        ("tokens.context-is-shown-again", "range(end - new, end)", "range(end)",
-         f"{_TOKENS}test_what_is_summed_is_the_score"),
-    ),
-    *mutants_of(
         "analysis/attention/gates.py",
         ("gates.begin-is-a-word", "[1 : count + 1, 0]", "[:count, 0]", _GATES),
         ("gates.backward-in-its-own-order", "own_LG[::-1]", "own_LG", _GATES),
@@ -96,24 +87,43 @@ ANALYSIS = (
          "analysis/attention/test_gates.py::test_each_words_shares_of_the_layers_are_weight_times_length"),
     ),
     *mutants_of(
-        "analysis/score.py",
-        ("score.stride-not-read", "start += stride", "start += length", _ONCE),
-        ("score.context-scored-again", "yield ids, start + len(ids) - 1 - scored", "yield ids, len(ids) - 1",
-         _ONCE),
-        ("score.first-tokens-of-a-window", "weights_BL[row, size - new : size] = 1.0", "weights_BL[row, :new] = 1.0",
-         _UNITS),
-        ("score.bits-are-nats", "nats / math.log(2) / max", "nats / max", _UNITS),
-        ("score.perplexity-per-byte", '"perplexity": perplexity(loss),\n        "bits',
-         '"perplexity": perplexity(nats / totals["bytes"]),\n        "bits', _ONE_BY_ONE),
-        ("score.words-are-tokens", 'result["word_perplexity"] = perplexity(nats / totals["words"])',
-         'result["word_perplexity"] = perplexity(nats / totals["tokens"])', _UNITS),
+        "analysis/scoring/scorer.py",
+        ("tokens.rank-from-nought", "1 + (log_probs_PV > own_P1)", "(log_probs_PV > own_P1)",
+         f"{_TOKENS}test_a_gpts_predictions_are_those_of_each_prefix_alone"),
+        ("score.stride-not-read", "scored, start = end, start + stride", "scored, start = end, start + size", _ONCE),
+        ("score.context-scored-again", "yield start, end, end - scored", "yield start, end, end - start", _ONCE),
+    ),
+    *mutants_of(
+        "analysis/scoring/gpt.py",
+        ("score.first-tokens-of-a-window", "range(end - start - new, end - start)", "range(new)", _ONCE),
+        ("score.bits-are-nats", 'nats["forward"] / math.log(2) / max', 'nats["forward"] / max', _UNITS),
+        ("score.perplexity-per-byte", '"perplexity": perplexity(loss),\n            "bits',
+         '"perplexity": perplexity(nats["forward"] / totals["bytes"]),\n            "bits', _ONE_BY_ONE),
+        ("score.words-are-tokens", 'perplexity(nats["forward"] / totals["words"])',
+         'perplexity(nats["forward"] / totals["tokens"])', _UNITS),
+        ("zeroshot.context-is-scored", "range(len(kept) - 1, len(read)), own, number)",
+         "range(len(kept) - 2, len(read) - 1), own, number)", _CONTINUED),
+    ),
+    *mutants_of(
+        "analysis/scoring/bert.py",
+        ("score.masks-the-context", "range(1 + len(window) - new, 1 + len(window))", "range(1, 1 + new)", _MASKED),
+        ("score.padded-rows-are-tokens", "min(self.pieces.size, self.config.vocab)", "self.config.vocab", _MASKED),
+        ("zeroshot.one-token-too-few", "self._masked([*kept, *own], len(own), number)",
+         "self._masked([*kept, *own], len(own) - 1, number)",
+         f"{_ZEROSHOT}test_a_berts_continuation_is_that_of_each_masked_token"),
+    ),
+    *mutants_of(
+        "analysis/scoring/elmo.py",
+        ("score.backward-begins-at-the-beginning", "[2 if back else 1, *index", "[1, *index", _BOTH),
+        ("score.backward-ends-at-the-end", "self.words.begin if back else self.words.end]", "self.words.end]", _BOTH),
+        ("tokens.backward-in-reading-order", '*predictions["backward"][::-1]', '*predictions["backward"]',
+         f"{_TOKENS}test_an_elmos_predictions_are_those_of_both_directions"),
     ),
     *mutants_of(
         "analysis/zeroshot/continuations.py",
-        ("zeroshot.context-is-scored", "own = slice(len(ids) - 1 - count, len(ids) - 1)",
-         "own = slice(0, len(ids) - 1)", _CONTINUED),
-        ("zeroshot.one-token-too-few", "range(first, first + len(own))", "range(first, first + len(own) - 1)",
-         f"{_ZEROSHOT}test_a_berts_continuation_is_that_of_each_masked_token"),
+        ("zeroshot.end-of-the-sentence-is-a-word", "slice(len(nats) - 1 - of.tokens, -1)",
+         "slice(len(nats) - of.tokens, None)",
+         f"{_ZEROSHOT}test_the_last_of_an_elmo_is_its_last_word_read_forward"),
     ),
     *mutants_of(
         "analysis/zeroshot/minimal_pairs.py",
@@ -191,16 +201,6 @@ ANALYSIS = (
         "analysis/layers.py",
         ("mix.last-four-are-the-lowest", 'run.head.mix == "last-four" else 0', "False else 0",
          "analysis/test_layers.py::test_the_weights_of_the_last_four_layers_have_those_layers_numbers"),
-    ),
-    *mutants_of(
-        "analysis/masked_score.py",
-        ("score.masks-the-context", "range(1 + len(window) - new, 1 + len(window))", "range(1, 1 + new)", _MASKED),
-        ("score.padded-rows-are-tokens", "min(pieces.size, config.vocab)", "config.vocab", _MASKED),
-    ),
-    *mutants_of(
-        "analysis/bilm_score.py",
-        ("score.backward-begins-at-the-beginning", "[2 if back else 1, *index", "[1, *index", _BOTH),
-        ("score.backward-ends-at-the-end", "words.begin if back else words.end", "words.end", _BOTH),
     ),
     *mutants_of(
         "analysis/embed.py",

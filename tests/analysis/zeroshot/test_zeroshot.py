@@ -334,13 +334,10 @@ def test_lambadas_last_word_and_its_last_token_are_two_figures(gpt, monkeypatch)
 
 def test_the_last_of_an_elmo_is_its_last_word_read_forward(elmo):
     """By forward losses of the sentence alone: that of its end and those of the other direction are no part."""
-    from contexture.analysis.bilm_score import lanes
-    from contexture.analysis.zeroshot.continuations import _both_directions
-    from contexture.data.tokenizers.word_level import word_tokenizer
-
-    sentence = ["the", "cat", "sees", "the", "dog"]
-    batch = lanes([sentence], word_tokenizer(elmo.tokenizer), 1)
-    forward = np.asarray(_both_directions(elmo.model.config, elmo.params, batch)["forward"].loss_BL)[0]
+    scorer = elmo.token_scorer()
+    ((row, predicted),) = scorer.predicted(scorer.continuation("the cat", "sees the dog", 0).rows, 1)
+    assert row.read == ["the", "cat", "sees", "the", "dog"]
+    forward = predicted["forward"].nats
     (each,) = score_continuations(elmo, [("the cat sees", "the dog")])
     close(each.last, -forward[4])
     assert len({round(float(x), 4) for x in forward[3:6]}) == 3

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import contexture
-from contexture.analysis import masked_score
-from contexture.analysis.score import perplexity, score
+from contexture.analysis.results import TextCounts
+from contexture.analysis.scoring.families import token_scorer
+from contexture.analysis.scoring.scorer import Row, perplexity, windows_of
 from contexture.data.errors import DataError
 from contexture.data.layouts import elmo_lines
 from contexture.data.tokenizers.word_level import Words
@@ -20,6 +21,7 @@ from tests.helpers.commands import done, json_of, run_command
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_differs, close
 from tests.helpers.random_runs import random_parameters
+from tests.helpers.scoring import score_texts
 
 Opened = tuple[Any, Any, Any]
 """(model, parameters, tokenizer)."""
@@ -62,7 +64,7 @@ def test_a_berts_score_masks_each_token_alone(bert: Opened, length, stride, batc
                 nats += nats_of(logits[: len(PIECES)], window[place])
                 count += 1
             scored, start = start + len(window) - 2, start + step
-    result: Any = score(*bert, documents, length=length, stride=stride, batch=batch)
+    result: Any = score_texts(*bert, documents, length=length, stride=stride, batch=batch)
     assert (result["documents"], result["tokens"], result["words"]) == (4, count, 11) and count == 12
     close(result["loss"], nats / count)
     close(result["pseudo_perplexity"], math.exp(nats / count))
@@ -71,19 +73,19 @@ def test_a_berts_score_masks_each_token_alone(bert: Opened, length, stride, batc
 
 
 def test_unknown_words_are_counted_and_no_word_has_no_perplexity(bert: Opened):
-    result: Any = score(*bert, ["a 漢 c ☃", "b"])
+    result: Any = score_texts(*bert, ["a 漢 c ☃", "b"])
     assert (result["tokens"], result["unknown"], result["words"]) == (5, 2, 5)
     assert {"word_pseudo_perplexity", "pseudo_perplexity"} <= result.keys()
 
 
-def test_windows_of_a_bert_score_each_token_once():
-    text, totals = "a b c e a b c", {"documents": 0, "tokens": 0, "words": 0, "bytes": 0}
-    pieces = WordPiece(PIECES, True)
+def test_windows_of_a_bert_score_each_token_once(bert: Opened):
+    assert [*windows_of(7, 4, 2)] == [(0, 4, 4), (2, 6, 2), (4, 7, 1)]
+    text, pieces = "a b c", bert[2]
     (ids,) = pieces.encode([text])
-    made = [*masked_score.masked_windows([text], pieces, 4, 2, totals)]  # pyright: ignore[reportArgumentType]
-    assert made == [(ids[:4], 4), (ids[2:6], 2), (ids[4:], 1)]
-    rows = [*masked_score.mask_each([5, 6], 1, pieces)]
-    assert rows == [([pieces.cls, 5, pieces.mask, pieces.sep], 2, 6)]
+    totals: TextCounts = {"documents": 0, "tokens": 0, "words": 0, "bytes": 0}
+    first, *_, last = token_scorer(*bert, length=4, stride=1).rows([text], totals)
+    assert first == Row([pieces.cls, pieces.mask, ids[1], pieces.sep], (1,), (ids[0],), 0)
+    assert last == Row([pieces.cls, ids[1], pieces.mask, pieces.sep], (2,), (ids[2],), 0)
 
 
 @pytest.fixture(scope="module")
@@ -115,27 +117,27 @@ def test_an_elmos_score_is_that_of_both_directions_word_by_word(elmo: Opened):
                 nats[direction] += nats_of(kernel @ np.asarray(hidden[direction * 4 :][:4]) + bias, label)
         count += len(line) + 1
     for batch in (1, 2, 8):
-        result: Any = score(*elmo, [text], batch=batch)
+        result: Any = score_texts(*elmo, [text], batch=batch)
         assert (result["documents"], result["tokens"], result["words"], result["unknown"]) == (1, count, 10, 4)
         close(result["forward_perplexity"], math.exp(nats[0] / count))
         close(result["backward_perplexity"], math.exp(nats[1] / count))
         close(result["perplexity"], math.exp(sum(nats) / 2 / count))
-    whole = score(*elmo, [text], batch=4, split_sentences=False)
+    whole = score_texts(*elmo, [text], batch=4, split_sentences=False)
     assert whole["tokens"] == count - 1 and "each line alone" in whole["convention"]
 
 
 def test_mistakes_are_one_clear_line(bert: Opened, elmo: Opened):
     model, params, pieces = bert
     for call, message in (
-        (lambda: score(build(BERT, ("classify",)), {}, pieces, ["a"]), "has no head for masked tokens"),
-        (lambda: score(*bert, ["a"], length=9), "length=9 is not between 3 and the 8 tokens"),
-        (lambda: score(*bert, ["a"], length=2), "length=2 is not between 3 and the 8 tokens"),
-        (lambda: score(*bert, ["a"], length=6, stride=5), "stride=5 is not between 1 and 4"),
-        (lambda: score(*bert, ["", ""]), "no token to score"),
-        (lambda: score(*elmo, [" \n"]), "no token to score"),
-        (lambda: score(*elmo, ["a"], stride=2), "length and stride have no meaning for an ELMo"),
-        (lambda: score(build(ELMO), {"backbone": {}}, elmo[2], ["a"]), "has no softmax over words"),
-        (lambda: score(*elmo, ["a"], batch=0), "batch=0 is not a positive number of sentences"),
+        (lambda: score_texts(build(BERT, ("classify",)), {}, pieces, ["a"]), "has no head for masked tokens"),
+        (lambda: score_texts(*bert, ["a"], length=9), "length=9 is not between 3 and the 8 tokens"),
+        (lambda: score_texts(*bert, ["a"], length=2), "length=2 is not between 3 and the 8 tokens"),
+        (lambda: score_texts(*bert, ["a"], length=6, stride=5), "stride=5 is not between 1 and 4"),
+        (lambda: score_texts(*bert, ["", ""]), "no token to score"),
+        (lambda: score_texts(*elmo, [" \n"]), "no token to score"),
+        (lambda: score_texts(*elmo, ["a"], stride=2), "length and stride have no meaning for an ELMo"),
+        (lambda: score_texts(build(ELMO), {"backbone": {}}, elmo[2], ["a"]), "has no softmax over words"),
+        (lambda: score_texts(*elmo, ["a"], batch=0), "batch=0 is not a positive number of sentences"),
     ):
         with pytest.raises(DataError, match=message):
             call()

@@ -9,8 +9,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 import contexture
-from contexture.analysis.token_scores.score_page import write_score_page
-from contexture.analysis.token_scores.token_scores import ScoredToken, token_scores
+from contexture.analysis.scoring.score import token_scores
+from contexture.analysis.scoring.score_page import write_score_page
+from contexture.analysis.scoring.scorer import ScoredToken
 from tests.analysis.pages.browser import (
     IN_BROWSER,
     check_nothing_left_or_ran,
@@ -29,7 +30,7 @@ TEXT = "the cat </script><b> sat"
 def _write(to: Path, run: str) -> list[ScoredToken]:
     model = contexture.open(GOLDEN / run)
     with model.computing():
-        documents = list(token_scores(model.model, model.params, model.tokenizer, [TEXT]))
+        documents = list(token_scores(model.token_scorer(), [TEXT]))
     write_score_page(to, "a run", documents, model.tokenizer.size, {"tokens": 9, "loss": 1.5})
     return documents[0]
 

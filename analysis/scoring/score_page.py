@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from contexture.analysis.pages.one_page import write_one_page
-from contexture.analysis.token_scores.token_scores import Prediction, ScoredToken
+from contexture.analysis.scoring.scorer import Prediction, ScoredToken
 from contexture.data.visible import visible
 
 _EXPLAINED = {
@@ -55,7 +55,7 @@ def write_score_page(
         "figures": [[name.replace("_", " "), value] for name, value in figures.items()],
         "notes": f"{explained} Full colour: surprise or entropy of a uniform guess among {vocabulary:,} tokens.",
     }
-    return write_one_page(to, "contexture.analysis.token_scores", ("main",), data)
+    return write_one_page(to, "contexture.analysis.scoring", ("main",), data)
 
 
 def _packed(one: Prediction, number: Any) -> list[Any]:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import contexture
-from contexture.analysis.token_scores.score_page import write_score_page
-from contexture.analysis.token_scores.token_scores import Prediction, ScoredToken, token_scores
+from contexture.analysis.scoring.score import token_scores
+from contexture.analysis.scoring.score_page import write_score_page
+from contexture.analysis.scoring.scorer import Prediction, ScoredToken
 from contexture.cli import main as cli
 from contexture.data.layouts import elmo_lines
 from tests.helpers.commands import json_of
@@ -29,7 +30,8 @@ TEXTS = ["the cat sat. a dog", "the mat"]
 
 def scored(model: contexture.TrainedModel, texts: list[str], **options: Any) -> list[list[ScoredToken]]:
     with model.computing():
-        return list(token_scores(model.model, model.params, model.tokenizer, texts, **options))
+        windows = {name: options.pop(name) for name in ("length", "stride") if name in options}
+        return list(token_scores(model.token_scorer(**windows), texts, **options))
 
 
 def check(one: Prediction, logits: np.ndarray, label: int, name: Any, top: int = 5) -> None:
@@ -124,7 +126,7 @@ def test_what_is_summed_is_the_score(run: str, windows: dict[str, int]):
     texts = [" ".join(TEXTS * 3), *TEXTS]
     score = model.score(texts, batch=3, **windows)
     how = {"length": model.run.data.length, **windows} if model.run.family != "elmo" else {}
-    documents = scored(model, texts, batch=3, split_sentences=model.run.data.split_sentences, **how)
+    documents = scored(model, texts, batch=3, **how)
     predictions = [one for document in documents for token in document for one in token.predictions.items()]
     directions = {name for name, _ in predictions}
     assert len(predictions) == len(directions) * score["tokens"]
@@ -150,7 +152,7 @@ def test_the_commands_page_has_the_predictions_and_text_stays_text(run: str, tmp
     assert not re.findall(r"https?://|//[a-z]+\.[a-z]+/| src=| style=", page)
     data = _data(page)
     model = contexture.open(GOLDEN / run)
-    expected = scored(model, [text], top=2, split_sentences=model.run.data.split_sentences)
+    expected = scored(model, [text], top=2)
     shown = [token for document in data["documents"] for token in document]
     for (name, label, predictions), token in zip(shown, sum(expected, []), strict=True):
         assert data["names"][name] == token.token and data["names"][label] == (token.scored_as or token.token)

@@ -1,0 +1,1 @@
+"""How well a model predicts each token of a text, and what it would have guessed: one scorer a family, and a page."""

@@ -1,0 +1,155 @@
+"""An ELMo predicts each word of a sentence from those before it, and from those behind it (Peters et al. 2018, section
+3.1)."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+import jax
+import numpy as np
+
+from contexture.analysis.results import TextCounts, TextScore
+from contexture.analysis.scoring.scorer import (
+    Continuation,
+    Prediction,
+    Row,
+    ScoredToken,
+    TokenScorer,
+    perplexity,
+    predictions_of_vectors,
+)
+from contexture.data.errors import DataError
+from contexture.data.layouts import Batch, elmo_lines, power_of_two
+from contexture.data.tasks.word_alignment import check_characters
+from contexture.data.text.lines import split_lines
+from contexture.data.text.sentences import sentences
+from contexture.data.tokenizers.word_level import BEGIN, END, UNK, word_tokenizer
+from contexture.models.config import ElmoConfig
+from contexture.models.model import Model, Outputs, build
+from contexture.models.shapes import Params
+
+_FIELDS = {"forward": "", "backward": "_backward"}
+"""A direction → what its batch fields end in."""
+
+
+class ElmoScorer(TokenScorer):
+    """Rows are the words of sentences, each read alone from a state of zeros; their ends are predicted too. Backward,
+    predictions are in the order of reading: of the last word first, and of the sentence's beginning at last."""
+
+    directions = ("forward", "backward")
+    unit = "sentences"
+
+    def check(self, model: Model) -> None:
+        """Raises: DataError for a model without a softmax over words, and for windows."""
+        if "heads_bilm" not in self.params:
+            raise DataError("this run has no softmax over words: its task's run left it behind; give a pretrained run")
+        if self.length or self.stride:
+            raise DataError(
+                "length and stride have no meaning for an ELMo, which reads whole sentences; leave them out"
+            )
+        self.words = word_tokenizer(self.tokenizer)
+
+    def rows(self, documents: Iterable[str], totals: TextCounts) -> Iterator[Row]:
+        split: Callable[[str], list[str]] = sentences if self.split_sentences else lambda line: [line]
+        number = 0
+        for document, text in enumerate(documents):
+            check_characters(text, f"document {document}")
+            totals["documents"] += 1
+            totals["bytes"] += len(text.encode())
+            for sentence in (each for line in split_lines(text) for each in split(line)):
+                if own := self.words.words(sentence):
+                    totals["words"] += len(own)
+                    totals["tokens"] += len(own) + 1  # the end, or the beginning, of the sentence is predicted too
+                    yield self._row(own, number)
+                    number += 1
+
+    def _row(self, sentence: list[str], number: int) -> Row:
+        labels = [self.words.ids.get(word, self.words.unk) for word in sentence]
+        return Row(sentence, range(len(sentence) + 1), [*labels, self.words.end], number)
+
+    def compute(self, rows: Sequence[Row], batch: int) -> dict[str, tuple[jax.Array, jax.Array]]:
+        return _losses(self.config, self.params, self.fields(rows, batch))
+
+    def fields(self, rows: Sequence[Row], batch: int) -> Batch:
+        """Returns a batch of lanes (`data.pretraining.bilm_lanes.FIELDS`), a sentence in each: `<S> a b` is read and
+        `a b </S>` predicted, backward `</S> b a` and `b a <S>`."""
+        group = [row.read for row in rows]
+        # A place more than words: where the first one is predicted, a mark is read.
+        fields = elmo_lines(group, batch, max(power_of_two(1 + max(map(len, group))), 8))
+        made: Batch = {"types": fields["types"]}
+        index = fields["index"]
+        for name, suffix in _FIELDS.items():
+            back = name == "backward"
+            read, label, weight = np.zeros_like(index), np.zeros_like(index), np.zeros(index.shape, np.float32)
+            for number, row in enumerate(rows):
+                count, step = len(row.places), -1 if back else 1
+                # Rows 1 and 2 of types are <S> and </S>.
+                read[number, :count] = [2 if back else 1, *index[number, : count - 1][::step]]
+                label[number, :count] = [*row.labels[:-1][::step], self.words.begin if back else self.words.end]
+                weight[number, :count] = 1.0
+            made |= {f"index{suffix}": read, f"next{suffix}": label, f"next_weights{suffix}": weight}
+        return made
+
+    def guess(self, rows: Sequence[Row], batch: int, top: int) -> list[dict[str, list[Prediction]]]:
+        fields, head = self.fields(rows, batch), self.params["heads_bilm"]
+        names = ("types", *(f"index{suffix}" for suffix in _FIELDS.values()))
+        hidden_BLD = _hidden(self.config, self.params, {name: fields[name] for name in names})
+        guessed: list[dict[str, list[Prediction]]] = [{} for _ in rows]
+        for half, (direction, suffix) in enumerate(_FIELDS.items()):
+            at = [(number, place) for number, row in enumerate(rows) for place in row.places]
+            places = np.array([number for number, _ in at]), np.array([place for _, place in at])
+            x_PJ = jax.numpy.split(hidden_BLD, 2, -1)[half][places]
+            labels = fields[f"next{suffix}"][places].tolist()
+            own = iter(predictions_of_vectors(x_PJ, head["kernel"], head["bias"], labels, top, self.words))
+            for number, row in enumerate(rows):
+                guessed[number][direction] = [next(own) for _ in row.places]
+        return guessed
+
+    def tokens(self, row: Row, predictions: dict[str, list[Prediction]]) -> list[ScoredToken]:
+        """Returns <S>, the words and </S>: forward all but the first have a prediction, backward all but the last."""
+        forward, backward = ([None, *predictions["forward"]], [*predictions["backward"][::-1], None])
+        # What a text spells like a mark is a word that the vocabulary lacks.
+        lacking = ["" if word in self.words.ids else UNK for word in row.read]
+        tokens: list[ScoredToken] = []
+        for token, scored_as, *both in zip([BEGIN, *row.read, END], ["", *lacking, ""], forward, backward, strict=True):
+            own = {name: one for name, one in zip(self.directions, both, strict=True) if one is not None}
+            tokens.append(ScoredToken(token, own, scored_as))
+        return tokens
+
+    def continuation(self, context: str, continuation: str, number: int) -> Continuation:
+        own = self.words.words(continuation)
+        if not own:
+            raise DataError(f"example {number}: the continuation {continuation!r} has no word; give text")
+        return Continuation([self._row([*self.words.words(context), *own], number)], len(own), 0)
+
+    def result(self, totals: TextCounts, nats: dict[str, float], unknown: int) -> TextScore:
+        tokens = totals["tokens"]
+        loss = sum(nats.values()) / 2 / tokens
+        return {
+            **totals,
+            "loss": loss,
+            "perplexity": perplexity(loss),
+            "forward_perplexity": perplexity(nats["forward"] / tokens),
+            "backward_perplexity": perplexity(nats["backward"] / tokens),
+            "unknown": unknown,
+            "convention": (
+                f"each {'sentence' if self.split_sentences else 'line'} alone, from a state of zeros; tokens are words "
+                "and the end of the sentence, backward its beginning; a word that the vocabulary lacks is read by its "
+                "characters and scored as <UNK>; the loss is the mean of both directions"
+            ),
+        }
+
+
+@partial(jax.jit, static_argnums=0)
+def _losses(config: ElmoConfig, params: Params, batch: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Returns the losses of each direction, over the whole vocabulary."""
+    outputs = build(config, ("bilm",)).apply({"params": params}, batch)
+    assert isinstance(outputs, Outputs)
+    return {name: (losses.loss_BL, losses.hit_BL) for name, losses in outputs.heads["bilm"].items()}
+
+
+@partial(jax.jit, static_argnums=0)
+def _hidden(config: ElmoConfig, params: Params, batch: Batch) -> jax.Array:
+    """Returns what the softmax reads, BLD: both directions beside each other."""
+    outputs = build(config, ()).apply({"params": {"backbone": params["backbone"]}}, batch)
+    assert isinstance(outputs, Outputs)
+    return outputs.encoding.hidden_BLD

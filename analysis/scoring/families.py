@@ -1,0 +1,40 @@
+"""The scorer of each family."""
+
+from typing import Any
+
+from contexture.analysis.scoring.bert import BertScorer
+from contexture.analysis.scoring.elmo import ElmoScorer
+from contexture.analysis.scoring.gpt import GptScorer
+from contexture.analysis.scoring.scorer import TokenScorer
+from contexture.data.errors import DataError
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig
+from contexture.models.model import Model
+from contexture.models.shapes import Params
+
+SCORERS: dict[type, Any] = {BertConfig: BertScorer, GptConfig: GptScorer, ElmoConfig: ElmoScorer}
+
+
+def token_scorer(
+    model: Model,
+    params: Params,
+    tokenizer: Tokenizer,
+    *,
+    length: int = 0,
+    stride: int = 0,
+    split_sentences: bool = True,
+) -> TokenScorer:
+    """Returns the scorer of a model.
+
+    length           tokens of a window, a BERT's [CLS] and [SEP] too; 0: as many as the model takes
+    stride           tokens from one window to the next; 0: so many that windows do not overlap
+    split_sentences  of an ELMo, which has no windows, whether lines are split into sentences
+
+    Raises: DataError for a run without the head that predicts words, and a length or stride that does not fit.
+    """
+    scorer = SCORERS.get(type(model.config))
+    if scorer is None:
+        raise DataError(
+            "static vectors predict no word, so no text has a score; give a run of an ELMo, a GPT or a BERT"
+        )
+    return scorer(model, params, tokenizer, length, stride, split_sentences)

@@ -1,0 +1,137 @@
+"""A GPT predicts each token from those before it."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from contexture.analysis.results import TextCounts, TextScore
+from contexture.analysis.scoring.scorer import (
+    Continuation,
+    Prediction,
+    Row,
+    ScoredToken,
+    TokenScorer,
+    check_windows,
+    fitted,
+    perplexity,
+    predictions_of_vectors,
+    split_tokens,
+    windows_of,
+)
+from contexture.data.errors import DataError
+from contexture.data.layouts import Batch, token_lines
+from contexture.data.tasks.word_alignment import encode_checked
+from contexture.models.config import GptConfig
+from contexture.models.heads.chunked_softmax import TokenLosses
+from contexture.models.model import Model, Outputs, build
+from contexture.models.shapes import Params
+
+
+class GptScorer(TokenScorer):
+    """Rows are windows of a document, which begins behind the token that ends documents, where there is one."""
+
+    directions = ("forward",)
+
+    def check(self, model: Model) -> None:
+        """Raises: DataError for a model without a softmax over words."""
+        if not self.config.tied and "heads_lm" not in self.params:
+            raise DataError("this run has no softmax over words: its own table was left behind; give a pretrained run")
+        self.length, self.stride = check_windows(self.length, self.stride, 0, self.config.length)
+
+    def rows(self, documents: Iterable[str], totals: TextCounts) -> Iterator[Row]:
+        for text in documents:
+            line = totals["documents"]
+            (ids,) = encode_checked([text], [f"document {line}"], self.tokenizer)
+            if self.tokenizer.end is not None:
+                ids = [self.tokenizer.end, *ids]
+            else:
+                # The first token is not scored, so its words and bytes are not counted either.
+                first = self.tokenizer.decode(ids[:1])
+                text = text[len(first if self.tokenizer.lossless else first.strip()) :]
+            totals["documents"] += 1
+            totals["tokens"] += max(len(ids) - 1, 0)
+            totals["words"] += len(text.split())
+            totals["bytes"] += len(text.encode())
+            # Position i predicts token i + 1; those that the window before has scored are context.
+            for start, end, new in windows_of(len(ids) - 1, self.length, self.stride):
+                yield Row(ids[start:end], range(end - start - new, end - start), ids[end - new + 1 : end + 1], line)
+
+    def compute(self, rows: Sequence[Row], batch: int) -> dict[str, tuple[jax.Array, jax.Array]]:
+        scored = _next_tokens(self.config, self.params, self._fields(rows, batch))
+        return {"forward": (scored.loss_BL, scored.hit_BL)}
+
+    def _fields(self, rows: Sequence[Row], batch: int) -> Batch:
+        fields = token_lines([row.read for row in rows], batch, self.tokenizer.pad, self.config.length)
+        next_BL = np.zeros_like(fields["tokens"])
+        for number, row in enumerate(rows):
+            next_BL[number, list(row.places)] = row.labels
+        return {"tokens": fields["tokens"], "mask": fields["mask"], "next": next_BL}
+
+    def guess(self, rows: Sequence[Row], batch: int, top: int) -> list[dict[str, list[Prediction]]]:
+        hidden_BLD, table_VD = _hidden(self.config, self.params, self._fields(rows, batch))
+        guessed: list[dict[str, list[Prediction]]] = []
+        for number, row in enumerate(rows):
+            x_PD = hidden_BLD[number, np.array(row.places)]
+            own = predictions_of_vectors(x_PD, table_VD, None, row.labels, top, self.tokenizer)
+            guessed.append({"forward": own})
+        return guessed
+
+    def tokens(self, row: Row, predictions: dict[str, list[Prediction]]) -> list[ScoredToken]:
+        """Before them, of a vocabulary without a token to begin with, the document's first, which nothing predicts."""
+        unpredicted = self.tokenizer.end is None and row.places[0] == 0
+        first = [ScoredToken(self.tokenizer.token(row.read[0]))] if unpredicted else []
+        return first + super().tokens(row, predictions)
+
+    def continuation(self, context: str, continuation: str, number: int) -> Continuation:
+        start = [] if self.tokenizer.end is None else [self.tokenizer.end]
+        before, own = split_tokens(context, continuation, number, self.tokenizer)
+        if not start and not before:
+            raise DataError(f"example {number}: the context is empty, and this vocabulary has no token to begin with")
+        # The last token is predicted and never read: the model takes one more.
+        kept, lost = fitted(start + before, own, self.config.length + 1, number)
+        read = [*kept, *own[:-1]]
+        return Continuation([Row(read, range(len(kept) - 1, len(read)), own, number)], len(own), lost)
+
+    def result(self, totals: TextCounts, nats: dict[str, float], unknown: int) -> TextScore:
+        loss = nats["forward"] / totals["tokens"]
+        begins = self.tokenizer.end is not None
+        first = "scored behind the token that ends documents" if begins else "neither scored nor counted"
+        result: TextScore = {
+            **totals,
+            "loss": loss,
+            "perplexity": perplexity(loss),
+            "bits_per_byte": nats["forward"] / math.log(2) / max(totals["bytes"], 1),
+            "length": self.length,
+            "stride": self.stride,
+            "convention": (
+                f"each document alone, its first token {first}; windows of {self.length} tokens, {self.stride} new in "
+                "each; words are what stands between white space; bytes are UTF-8"
+            ),
+        }
+        # A text without words has no figure by word.
+        if totals["words"]:
+            result["word_perplexity"] = perplexity(nats["forward"] / totals["words"])
+        return result
+
+
+@partial(jax.jit, static_argnums=0)
+def _next_tokens(config: GptConfig, params: Params, batch: Batch) -> TokenLosses:
+    # Built anew: a fine-tuned GPT's own heads are not needed, and `lm` needs no parameters where embeddings are tied.
+    weights_BL = jnp.asarray(batch["mask"], jnp.float32)
+    outputs = build(config, ("lm",)).apply({"params": params}, {**batch, "next_weights": weights_BL})
+    assert isinstance(outputs, Outputs)
+    return outputs.heads["lm"]
+
+
+@partial(jax.jit, static_argnums=0)
+def _hidden(config: GptConfig, params: Params, batch: Batch) -> tuple[jax.Array, Any]:
+    """Returns (what the softmax reads, BLD; its table, VD)."""
+    outputs = build(config, ()).apply({"params": {"backbone": params["backbone"]}}, batch)
+    assert isinstance(outputs, Outputs)
+    table: Any = outputs.encoding.table_VD
+    return outputs.encoding.hidden_BLD, table if config.tied else params["heads_lm"]["table"]  # pyright: ignore[reportIndexIssue]

@@ -1,0 +1,77 @@
+"""Scores text by a run of any family: perplexity of a GPT and an ELMo, pseudo-perplexity of a BERT."""
+
+from collections.abc import Iterable, Iterator
+
+from contexture.analysis.results import TextCounts, TextScore
+from contexture.analysis.scoring.scorer import Row, ScoredToken, TokenScorer
+from contexture.data.cancel import NEVER, CancelToken
+from contexture.data.errors import DataError
+from contexture.data.tasks.encode_examples import check_batch, chunks
+
+_SORTED = 64
+"""Batches whose rows are sorted by length together: neighbours of one length make batches without padding."""
+
+
+def score(scorer: TokenScorer, documents: Iterable[str], *, batch: int = 8, cancel: CancelToken = NEVER) -> TextScore:
+    """Computes how well a model predicts documents, each of them alone.
+
+        GPT   each token from those before it:
+              perplexity      = exp(nats / tokens)
+              word_perplexity = exp(nats / words)             words between white space
+              bits_per_byte   = nats / ln 2 / bytes           bytes of UTF-8
+        BERT  each token, masked alone, from all others of its window (Salazar et al. 2020):
+              pseudo_perplexity, word_pseudo_perplexity       the same of these nats
+        ELMo  each word of a sentence from those before it, and from those behind it:
+              forward_perplexity, backward_perplexity         exp(nats / tokens) of a direction
+              perplexity                                      of the mean of both directions' nats
+
+    What the vocabulary of a BERT or an ELMo lacks is scored as its unknown token, and counted in `unknown`.
+
+    batch: windows, or an ELMo's sentences, at a time.
+
+    Tokens of a window that the window before has scored are context alone. Where a GPT's vocabulary has a token that
+    ends documents, each document begins behind it and all its tokens are scored; else its first token is neither scored
+    nor counted. `convention` of the result repeats this.
+
+    Raises: DataError for documents without a token.
+    """
+    check_batch(batch, scorer.unit)
+    totals: TextCounts = {"documents": 0, "tokens": 0, "words": 0, "bytes": 0}
+    nats, unknown = dict.fromkeys(scorer.directions, 0.0), 0
+
+    def by_length() -> Iterator[Row]:
+        for some in chunks(scorer.rows(documents, totals), batch * _SORTED):
+            yield from sorted(some, key=lambda row: len(row.read))
+
+    for row, predicted in scorer.predicted(by_length(), batch, cancel):
+        nats = {name: nats[name] + float(own.nats.sum()) for name, own in predicted.items()}
+        unknown += sum(label == scorer.tokenizer.unk for label in row.labels)
+    if not totals["tokens"]:
+        raise DataError("there is no token to score in the text; give text")
+    return scorer.result(totals, nats, unknown)
+
+
+def token_scores(
+    scorer: TokenScorer, documents: Iterable[str], *, top: int = 5, batch: int = 8, cancel: CancelToken = NEVER
+) -> Iterator[list[ScoredToken]]:
+    """Yields the tokens of each document that has any, of an ELMo those of each sentence: the log-probability of each,
+    the entropy of the distribution that it comes from, and the `top` most probable tokens there. `score` sums these
+    figures.
+
+    The directions of a GPT and a BERT are "forward" and "masked", those of an ELMo "forward" and "backward".
+    """
+    check_batch(batch, scorer.unit)
+    if top < 1:
+        raise DataError(f"top={top} is not a positive number of tokens")
+    totals: TextCounts = {"documents": 0, "tokens": 0, "words": 0, "bytes": 0}
+    line, tokens = 0, list[ScoredToken]()
+    for group in chunks(scorer.rows(documents, totals), batch):
+        cancel.check()
+        for row, predictions in zip(group, scorer.guess(group, batch, min(top, scorer.tokenizer.size)), strict=True):
+            if row.line != line and tokens:
+                yield tokens
+                tokens = []
+            line = row.line
+            tokens += scorer.tokens(row, predictions)
+    if tokens:
+        yield tokens

@@ -1,0 +1,291 @@
+"""How a model of words predicts the tokens of texts: one `TokenScorer` for each family.
+
+A text is read in rows: windows of a GPT; of a BERT copies of a window, each with a token masked; sentences of an ELMo.
+What a scorer says of a row serves `score` (sums), `token_scores` (each token) and `zeroshot` (continuations) alike.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from contexture.analysis.results import TextCounts, TextScore, TokenScore
+from contexture.data.cancel import NEVER, CancelToken
+from contexture.data.errors import DataError
+from contexture.data.tasks.encode_examples import chunks
+from contexture.data.tasks.word_alignment import encode_checked
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.models.layers.stacked import unstack_layers
+from contexture.models.model import Model
+from contexture.models.shapes import Params
+
+_TOGETHER = 64
+"""Positions whose logits exist at once."""
+
+
+class Row(NamedTuple):
+    """What a model reads at once, and what it predicts of it.
+
+    read    ids, an ELMo's words
+    places  where it predicts, numbers of positions
+    labels  the ids that it should predict there
+    line    the number of the document, of an ELMo that of the sentence
+    """
+
+    read: Sequence[Any]
+    places: Sequence[int]
+    labels: Sequence[int]
+    line: int
+
+
+class Predicted(NamedTuple):
+    """-log p of each label of a row, in nats, f64; and whether it is the most probable token there. A tie is no hit."""
+
+    nats: np.ndarray
+    hits: np.ndarray
+
+
+Directions: TypeAlias = dict[str, Predicted]
+"""By direction: "forward" of a GPT, "masked" of a BERT, both "forward" and "backward" of an ELMo."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How a token was predicted.
+
+    log_prob  in nats
+    entropy   of the distribution, in nats
+    rank      how many tokens were more probable, and 1
+    guesses   the most probable tokens, the first one first
+    """
+
+    log_prob: float
+    entropy: float
+    rank: int
+    guesses: list[TokenScore]
+
+
+@dataclass(frozen=True)
+class ScoredToken:
+    """A token, and its prediction by direction; what begins a text lacks one. scored_as: the token in its place, where
+    the vocabulary lacks it."""
+
+    token: str
+    predictions: dict[str, Prediction] = field(default_factory=dict)
+    scored_as: str = ""
+
+
+class Continuation(NamedTuple):
+    """The rows of a continuation behind its context. tokens: how many it has; truncated: how many tokens the context
+    lost at its beginning, where both were too long for the model."""
+
+    rows: list[Row]
+    tokens: int
+    truncated: int
+
+
+class TokenScorer(ABC):
+    """Predicts tokens by a model of one family."""
+
+    directions: ClassVar[tuple[str, ...]]
+    unit: ClassVar[str] = "windows"
+    """What a batch holds, in words."""
+
+    def __init__(
+        self, model: Model, params: Params, tokenizer: Tokenizer, length: int, stride: int, split_sentences: bool
+    ) -> None:
+        """length, stride: tokens of a window, and from one to the next; 0: as many as the model takes, none twice.
+        split_sentences: of what reads sentences, whether lines are split into them.
+
+        Raises: DataError for a model without the head that predicts words, or a length or stride that does not fit.
+        """
+        self.config: Any = model.config
+        self.params: Any = unstack_layers(params, model.config)
+        self.tokenizer, self.length, self.stride, self.split_sentences = tokenizer, length, stride, split_sentences
+        self.check(model)
+
+    @abstractmethod
+    def check(self, model: Model) -> None:
+        """Raises as `__init__`."""
+
+    @abstractmethod
+    def rows(self, documents: Iterable[str], totals: TextCounts) -> Iterator[Row]:
+        """Yields the rows of documents, each read alone; counts in totals what they hold."""
+
+    @abstractmethod
+    def compute(self, rows: Sequence[Row], batch: int) -> dict[str, tuple[jax.Array, jax.Array]]:
+        """Returns by direction (-log p f32 BL, hits BL) of rows, which are filled up to `batch`; on the device."""
+
+    @abstractmethod
+    def guess(self, rows: Sequence[Row], batch: int, top: int) -> list[dict[str, list[Prediction]]]:
+        """Returns by direction the predictions of each row's labels, with the `top` most probable tokens."""
+
+    @abstractmethod
+    def continuation(self, context: str, continuation: str, number: int) -> Continuation:
+        """Returns the rows of a continuation. number: of the example, for errors.
+
+        Raises: DataError for one without a token, or longer than the model.
+        """
+
+    @abstractmethod
+    def result(self, totals: TextCounts, nats: dict[str, float], unknown: int) -> TextScore:
+        """Returns the figures of documents. nats: sums by direction; unknown: labels that the vocabulary lacks."""
+
+    def places_of(self, row: Row) -> Sequence[int]:
+        """Returns where the predictions of a row stand in the arrays of `compute`."""
+        return row.places
+
+    def tokens(self, row: Row, predictions: dict[str, list[Prediction]]) -> list[ScoredToken]:
+        """Returns the tokens of a row that are predicted, in the order of the text."""
+        (direction,) = self.directions
+        return [
+            ScoredToken(self.tokenizer.token(label), {direction: one})
+            for label, one in zip(row.labels, predictions[direction], strict=True)
+        ]
+
+    def predicted(
+        self, rows: Iterable[Row], batch: int, cancel: CancelToken = NEVER
+    ) -> Iterator[tuple[Row, Directions]]:
+        """Yields each row with its predictions, `batch` at a time; a batch is fetched when the next is on its way."""
+        before: tuple[Sequence[Row], Any] | None = None
+        for group in chunks(rows, batch):
+            cancel.check()
+            computed = self.compute(group, batch)
+            if before is not None:
+                yield from self._fetched(*before)
+            before = group, computed
+        if before is not None:
+            yield from self._fetched(*before)
+
+    def _fetched(
+        self, rows: Sequence[Row], computed: dict[str, tuple[jax.Array, jax.Array]]
+    ) -> Iterator[tuple[Row, Directions]]:
+        arrays = jax.device_get(computed)
+        for number, row in enumerate(rows):
+            predicted: Directions = {}
+            for name in self.directions:  # in this order: jax sorts names
+                nats_BL, hits_BL = arrays[name]
+                at = list(self.places_of(row))
+                predicted[name] = Predicted(nats_BL[number, at].astype(np.float64), hits_BL[number, at] > 0)
+            yield row, predicted
+
+
+def windows_of(count: int, size: int, stride: int) -> Iterator[tuple[int, int, int]]:
+    """Yields (first, behind the last, how many no window before has scored) of windows over `count` tokens."""
+    start = scored = 0
+    while scored < count:
+        end = min(start + size, count)
+        yield start, end, end - scored
+        scored, start = end, start + stride
+
+
+def split_tokens(context: str, continuation: str, number: int, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Returns the tokens of a context and of its continuation: of both texts together, without those of the context
+    alone; where both together are cut otherwise at their border, the two are tokenised apart.
+
+    Raises: DataError for a continuation without a token.
+    """
+    at = [f"example {number}"] * 2
+    both, before = encode_checked([context + continuation, context], at, tokenizer)
+    own = both[len(before) :]
+    if both[: len(before)] != before or not own:
+        (own,) = encode_checked([continuation], at[:1], tokenizer)
+    if not own:
+        raise DataError(f"example {number}: the continuation {continuation!r} has no token; give text")
+    return before, own
+
+
+def fitted(before: list[int], own: list[int], room: int, number: int) -> tuple[list[int], int]:
+    """Returns (the end of a context that has room beside its continuation, how many tokens it lost)."""
+    if len(own) > room:
+        raise DataError(f"example {number}: the continuation has {len(own)} tokens, and the model takes {room}")
+    kept = before[max(len(before) + len(own) - room, 0) :]
+    return kept, len(before) - len(kept)
+
+
+def check_windows(length: int, stride: int, marks: int, limit: int) -> tuple[int, int]:
+    """Returns (length, stride) with what was left out. marks: the places that special tokens take of a window.
+
+    Raises: DataError for what does not fit.
+    """
+    length = length or limit
+    fewest, room = (3, length - marks) if marks else (2, length)
+    stride = stride or max(room, 1)
+    if not fewest <= length <= limit:
+        raise DataError(f"length={length} is not between {fewest} and the {limit} tokens that the model takes")
+    if not 1 <= stride <= room:
+        raise DataError(f"stride={stride} is not between 1 and {room if marks else f'length={length}'}")
+    return length, stride
+
+
+def perplexity(nats: float) -> float:
+    """Returns exp of a mean of -log p, infinity where a float has no room."""
+    with np.errstate(over="ignore"):
+        return float(np.exp(nats))
+
+
+# The most probable tokens
+
+
+class Guesses(NamedTuple):
+    """What a page shows of each of P predictions, K guesses each."""
+
+    log_prob_P: jax.Array
+    entropy_P: jax.Array
+    rank_P: jax.Array
+    probs_PK: jax.Array
+    ids_PK: jax.Array
+
+
+def guesses(logits_PV: jax.Array, labels_P: jax.Array, vocabulary: int, top: int) -> Guesses:
+    """Returns the guesses of logits; those beyond the vocabulary have no name."""
+    log_probs_PV = jax.nn.log_softmax(logits_PV)
+    own_P1 = jnp.take_along_axis(log_probs_PV, labels_P[:, None], 1)
+    # 0 · -inf is no number, and such a token adds nothing.
+    entropy_P = -jnp.where(log_probs_PV > -jnp.inf, jnp.exp(log_probs_PV) * log_probs_PV, 0.0).sum(1)
+    best_PK, ids_PK = jax.lax.top_k(log_probs_PV[:, :vocabulary], top)
+    return Guesses(own_P1[:, 0], entropy_P, 1 + (log_probs_PV > own_P1).sum(1), jnp.exp(best_PK), ids_PK)
+
+
+def predictions_of(guessed: Guesses, count: int, name: Callable[[int], str]) -> list[Prediction]:
+    """Returns the first `count` of them for people, tokens by their names."""
+    log_probs, entropies, ranks, probs, ids = (x[:count].tolist() for x in map(np.asarray, jax.device_get(guessed)))
+    return [
+        Prediction(log_prob, max(entropy, 0.0), rank, [{"token": name(id), "score": prob} for id, prob in zip(
+            own, shares, strict=True)])
+        for log_prob, entropy, rank, own, shares in zip(log_probs, entropies, ranks, ids, probs, strict=True)
+    ]  # fmt: skip
+
+
+def predictions_of_vectors(
+    x_PD: jax.Array,
+    table_VD: jax.Array,
+    bias_V: jax.Array | None,
+    labels: Sequence[int],
+    top: int,
+    tokenizer: Tokenizer,
+) -> list[Prediction]:
+    """Returns the predictions of labels from what the softmax reads, _TOGETHER at a time."""
+    predictions: list[Prediction] = []
+    for first in range(0, len(labels), _TOGETHER):
+        own = labels[first : first + _TOGETHER]
+        missing = _TOGETHER - len(own)
+        part_PD = jnp.pad(x_PD[first : first + _TOGETHER], ((0, missing), (0, 0)))
+        label_P = np.array([*own, *[0] * missing], np.int32)
+        guessed = _vector_guesses(min(tokenizer.size, table_VD.shape[0]), top, part_PD, table_VD, bias_V, label_P)
+        predictions += predictions_of(guessed, len(own), tokenizer.token)
+    return predictions
+
+
+def _of_vectors(
+    vocabulary: int, top: int, x_PD: jax.Array, table_VD: jax.Array, bias_V: jax.Array | None, labels_P: jax.Array
+) -> Guesses:
+    logits_PV = jnp.einsum("PD,VD->PV", x_PD, table_VD.astype(x_PD.dtype), preferred_element_type=jnp.float32)
+    return guesses(logits_PV if bias_V is None else logits_PV + bias_V[None], labels_P, vocabulary, top)
+
+
+_vector_guesses = jax.jit(_of_vectors, static_argnums=(0, 1))
