@@ -194,9 +194,8 @@ def embed(
     cancel: CancelToken = NEVER,
     trained: LengthWatch = ANY_LENGTH,
 ) -> Iterator[np.ndarray]:
-    """Yields the vectors of each sentence (words or token ids, see `sentence_splitter`), in order.
-
-    Each array is f32 [layers, units, D], the words' own layer first.
+    """Yields the vectors of each sentence (words or token ids, see `sentence_splitter`), in order: each f32
+    [layers, units, D], the words' own layer first.
 
     layers    all, last (no first dim then), or numbers, `0,2`; the last is the layer that heads read, a GPT-2's after
               the final norm
@@ -212,24 +211,22 @@ def embed(
     Raises: DataError for layers that the model has not, and unknown or unfitting options.
     """
     config = model.config
-    elmo, bert = isinstance(config, ElmoConfig), isinstance(config, BertConfig)
-    if pool not in POOLS or (pool == "cls" and not bert):
-        raise DataError(f"pool={pool} is not one of {', '.join(POOLS if bert else POOLS[:-1])}")
-    if stateful and not elmo:
+    pools = POOLS if isinstance(config, BertConfig) else POOLS[:-1]
+    if pool not in pools:
+        raise DataError(f"pool={pool} is not one of {', '.join(pools)}")
+    if stateful and not isinstance(config, ElmoConfig):
         raise DataError("stateful is an ELMo's, and this run is of another family; leave it out")
     check_batch(batch)
     numbers = _layer_numbers(layers, config.layers)
-    config = replace(config, stateful=stateful) if isinstance(config, ElmoConfig) else config
+    if isinstance(config, ElmoConfig):
+        config = replace(config, stateful=stateful)
     backbone, what = unstack_layers({"backbone": params["backbone"]}, config), (tuple(numbers), pool)
-    if stateful:
-        groups: Iterable[Sequence[Units]] = chunks(sentences, batch)
-        planned = ((group, [(list(range(len(group))), 0)]) for group in groups)
-    else:
-        width = len(numbers) * config.width
-        planned = _planned(sentences, batch, lambda units: width * (len(units) if pool == "none" else 1))
+    width = len(numbers) * config.width
+    in_order = ((group, [(list(range(len(group))), 0)]) for group in chunks(sentences, batch))
+    by_length = _planned(sentences, batch, lambda units: width * (len(units) if pool == "none" else 1))
     carry: Params = {}
     rows = 0
-    for window, plan in planned:
+    for window, plan in in_order if stateful else by_length:
         trained.check(max(map(len, window)))
         vectors = list[np.ndarray](window)  # pyright: ignore[reportArgumentType]  # each is replaced
         before: tuple[list[int], jax.Array] | None = None
@@ -239,12 +236,11 @@ def embed(
             rows = rows or (batch if stateful else min(batch, power_of_two(len(places))))
             fields = _fields([window[n] for n in places], rows, tokenizer, config, length)
             arrays, carry = _states(config, what, backbone, fields, carry)
-            # A batch is fetched when the next one is on its way: the device works while the host writes.
+            # A batch is fetched when the next is on its way.
             _put(vectors, window, before)
             before = places, arrays
         _put(vectors, window, before)
-        for each in vectors:
-            yield each[0] if layers == "last" else each
+        yield from (each[0] if layers == "last" else each for each in vectors)
 
 
 _WINDOW, _FLOATS = 64, 1 << 26

@@ -92,29 +92,11 @@ def stream(
     if not config.tied and "heads_lm" not in params:
         raise DataError("this run has no softmax over words: its own table was left behind; give a pretrained run")
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    for wrong, message in (
-        (tokens < 0, f"tokens={tokens} is not a number of tokens; give 1 or more, or 0 for as many as fit"),
-        (not 0 <= seed < 2**31, f"seed={seed} is not in [0, 2^31)"),
-        ("" in stop, "stop holds an empty text, which would end every text at once; leave it out"),
-        (not prompts, "there is no prompt; give one"),
-    ):
-        if wrong:
-            raise DataError(message)
+    _check_options(prompts, tokens, stop, seed)
     check_batch(batch, "prompts")
     texts = [_Continuation(_encode_prompt(prompt, number, tokenizer)) for number, prompt in enumerate(prompts)]
-    longest = max(len(text.prompt) for text in texts)
-    tokens = tokens or max(min(64, config.length - longest), 1)
-    if truncate:
-        for text in texts:
-            text.truncate(config.length - tokens)
-        longest = max(len(text.prompt) for text in texts)
-    for number, text in enumerate(texts):
-        if len(text.prompt) + tokens > config.length:
-            raise DataError(
-                f"prompt {number}: {len(text.prompt)} tokens and {tokens} to be written are more than the "
-                f"{config.length} that the model takes; give a shorter prompt or fewer tokens"
-            )
-    trained.check(longest + tokens)
+    tokens = _make_room(texts, tokens, config.length, truncate)
+    trained.check(max(len(text.prompt) for text in texts) + tokens)
     ending, unstacked = _Ending(tokens, stop), decode_params or decoding_params(config, params, tokenizer)
 
     def work() -> Generator[tuple[int, str], None, list[GeneratedText]]:
@@ -126,12 +108,37 @@ def stream(
             {"prompt": prompt, "text": text.text, "tokens": len(text.ids), "stopped": text.stopped or "length"}
             for prompt, text in zip(prompts, texts, strict=True)
         ]
-        if truncate:
-            for result, text in zip(results, texts, strict=True):
-                result["truncated"] = text.truncated
+        for result, text in zip(results, texts if truncate else (), strict=truncate):
+            result["truncated"] = text.truncated
         return results
 
     return work()
+
+
+def _check_options(prompts: Sequence[str], tokens: int, stop: tuple[str, ...], seed: int) -> None:
+    for wrong, message in (
+        (tokens < 0, f"tokens={tokens} is not a number of tokens; give 1 or more, or 0 for as many as fit"),
+        (not 0 <= seed < 2**31, f"seed={seed} is not in [0, 2^31)"),
+        ("" in stop, "stop holds an empty text, which would end every text at once; leave it out"),
+        (not prompts, "there is no prompt; give one"),
+    ):
+        if wrong:
+            raise DataError(message)
+
+
+def _make_room(texts: Sequence[_Continuation], tokens: int, limit: int, truncate: bool) -> int:
+    """Returns how many tokens a text gets; prompts lose their first ones where they may. Raises: DataError for a prompt
+    that leaves too little room."""
+    tokens = tokens or max(min(64, limit - max(len(text.prompt) for text in texts)), 1)
+    for number, text in enumerate(texts):
+        if truncate:
+            text.truncate(limit - tokens)
+        if len(text.prompt) + tokens > limit:
+            raise DataError(
+                f"prompt {number}: {len(text.prompt)} tokens and {tokens} to be written are more than the {limit} that "
+                "the model takes; give a shorter prompt or fewer tokens"
+            )
+    return tokens
 
 
 def generate(

@@ -18,7 +18,7 @@ import argparse
 from typing import Any
 
 import numpy as np
-from harness import Worker, Workers, compare, parser, show, trainer, work
+from harness import Worker, Workers, compare, parser, show, torch_steps, trainer, work
 
 # layers, hidden, heads, ffn
 SIZES = {
@@ -111,21 +111,7 @@ def torch_worker(args: argparse.Namespace, *, gathered: bool) -> Worker:
             is_random, batch["is_random"]
         )
 
-    loss_of = loss_gathered if gathered else loss_all
-    done = 0
-
-    def steps(n: int) -> float:
-        nonlocal done
-        loss = torch.zeros(())
-        for _ in range(n):
-            loss = loss_of(data[done % len(data)])
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-            optimizer.step()
-            optimizer.zero_grad()
-            done += 1
-        return loss.item()
-
+    steps = torch_steps(model, loss_gathered if gathered else loss_all, optimizer, CLIP, data)
     facts = {"torch": torch.__version__, "transformers": transformers.__version__}
     return steps, {**facts, "parameters": sum(p.numel() for p in model.parameters()), "optimizer": args.torch_adamw}
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from harness import ROOT, Worker, Workers, compare, parser, show, trainer, work
+from harness import ROOT, Worker, Workers, compare, parser, show, torch_steps, trainer, work
 
 VOCABULARY, TYPES, STEPS = 30_000, 640, 40
 
@@ -59,15 +59,12 @@ def batches(args: argparse.Namespace) -> list[dict[str, np.ndarray]]:
     return [batch for batch in read if len(batch["types"]) == TYPES]
 
 
-def torch_worker(args: argparse.Namespace, *, once: bool) -> Worker:
+def torch_words(config: Any) -> Any:
+    """The character CNN: types [R, 50] → [R, projection]."""
     import torch  # pyright: ignore[reportMissingImports]
     from torch import nn  # pyright: ignore[reportMissingImports]
     from torch.nn import functional as F  # pyright: ignore[reportMissingImports]
 
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
-    config = settings().model
-    J, U = config.projection, config.cells
     width = sum(count for _, count in config.filters)
 
     class Words(nn.Module):
@@ -76,7 +73,7 @@ def torch_worker(args: argparse.Namespace, *, once: bool) -> Worker:
             self.characters = nn.Embedding(262, config.char_width, padding_idx=0)
             self.filters = nn.ModuleList(nn.Conv1d(config.char_width, count, size) for size, count in config.filters)
             self.carry, self.transform = nn.Linear(width, width), nn.Linear(width, width)
-            self.projection = nn.Linear(width, J)
+            self.projection = nn.Linear(width, config.projection)
 
         def forward(self, types: Any) -> Any:
             x = self.characters(types).transpose(1, 2)
@@ -84,10 +81,21 @@ def torch_worker(args: argparse.Namespace, *, once: bool) -> Worker:
             gate = torch.sigmoid(self.carry(x))
             return self.projection(gate * F.relu(self.transform(x)) + (1 - gate) * x)
 
+    return Words()
+
+
+def torch_bilm(config: Any, *, once: bool) -> Any:
+    """The language model of both directions: a batch → its loss. once: each distinct word is read once."""
+    import torch  # pyright: ignore[reportMissingImports]
+    from torch import nn  # pyright: ignore[reportMissingImports]
+    from torch.nn import functional as F  # pyright: ignore[reportMissingImports]
+
+    J, U = config.projection, config.cells
+
     class BiLm(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.words = Words()
+            self.words = torch_words(config)
             self.stacks = nn.ModuleList(
                 nn.ModuleList(nn.LSTM(J, U, proj_size=J, batch_first=True) for _ in range(2)) for _ in range(2)
             )
@@ -128,24 +136,19 @@ def torch_worker(args: argparse.Namespace, *, once: bool) -> Worker:
                 total = total + F.cross_entropy(logits, torch.zeros_like(target)) / 2
             return total
 
-    model = BiLm()
+    return BiLm()
+
+
+def torch_worker(args: argparse.Namespace, *, once: bool) -> Worker:
+    import torch  # pyright: ignore[reportMissingImports]
+
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    model = torch_bilm(settings().model, once=once)
     optimizer = torch.optim.Adagrad(model.parameters(), lr=0.2, initial_accumulator_value=1.0, eps=0.0, foreach=True)
     data = [{name: torch.from_numpy(x).long() if x.dtype == np.int32 else torch.from_numpy(x) for name, x in b.items()}
             for b in batches(args)]  # fmt: skip
-    done = 0
-
-    def steps(n: int) -> float:
-        nonlocal done
-        loss = torch.zeros(())
-        for _ in range(n):
-            loss = model(data[done % len(data)])
-            (20.0 * loss).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            done += 1
-        return loss.item()
-
+    steps = torch_steps(model, model, optimizer, 10.0, data, scale=20.0)
     return steps, {"torch": torch.__version__, "parameters": sum(p.numel() for p in model.parameters())}
 
 

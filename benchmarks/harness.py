@@ -52,6 +52,29 @@ def parser(description: str | None, workers: Workers, *, steps: int, one_arena: 
     return arguments
 
 
+def torch_steps(
+    model: Any, loss_of: Callable[[Any], Any], optimizer: Any, clip: float, data: Sequence[Any], scale: float = 1.0
+) -> Callable[[int], float]:
+    """Training steps of a torch model on batches that take turns. scale: of the loss whose gradient is taken."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    done = 0
+
+    def steps(n: int) -> float:
+        nonlocal done
+        loss = torch.zeros(())
+        for _ in range(n):
+            loss = loss_of(data[done % len(data)])
+            (scale * loss).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            done += 1
+        return loss.item()
+
+    return steps
+
+
 def trainer(run: Any, batches: Sequence[dict[str, Any]]) -> Worker:
     """Our own training step, over these batches in turn; fields come in any type and are cast to their own."""
     import jax

@@ -42,19 +42,12 @@ def torch_model(seed: int) -> tuple[Any, Any]:
     c, o = run.model, run.optim
     assert isinstance(c, GptConfig)
     V, L, D, H, N = c.vocab, c.length, c.hidden, c.heads, c.layers
-
-    class Norm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(D))
-
-        def forward(self, x: Any) -> Any:
-            return F.layer_norm(x, (D,), self.scale, None, c.eps)
+    norm = partial(nn.LayerNorm, D, c.eps, bias=False)
 
     class Block(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.norms = nn.ModuleList([Norm(), Norm()])
+            self.norms = nn.ModuleList([norm(), norm()])
             self.qkv, self.out = nn.Linear(D, 3 * D, bias=False), nn.Linear(D, D, bias=False)
             self.up, self.down = nn.Linear(D, c.ffn, bias=False), nn.Linear(c.ffn, D, bias=False)
 
@@ -70,7 +63,7 @@ def torch_model(seed: int) -> tuple[Any, Any]:
         def __init__(self) -> None:
             super().__init__()
             self.tokens, self.places = nn.Embedding(V, D), nn.Embedding(L, D)
-            self.blocks, self.norm = nn.ModuleList(Block() for _ in range(N)), Norm()
+            self.blocks, self.norm = nn.ModuleList(Block() for _ in range(N)), norm()
             for name, parameter in self.named_parameters():
                 if parameter.dim() > 1:
                     small = name.endswith(("out.weight", "down.weight"))

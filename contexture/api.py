@@ -204,6 +204,26 @@ def evaluate(
     Raises: ConfigError for a folder that is no run and what does not exist in it, DataError for examples,
     CheckpointError where no checkpoint is good.
     """
+    return _evaluate(
+        run,
+        dev,
+        split=split,
+        step=(step,) if isinstance(step, int | str) else tuple(step),
+        watch=watch,
+        batch=batch,
+        to=str(to),
+        figures=str(figures),
+        theme=theme,
+        submission=str(submission),
+        overwrite=overwrite,
+        mesh=mesh,
+    )
+
+
+def _evaluate(
+    run: "Place | Sequence[Place]", dev: "Examples | Place | Sequence[Place]", **options: Any
+) -> dict[str, Any]:
+    """options: of EvaluationOptions."""
     from contexture.train.evaluation import evaluate
 
     runs = (run,) if isinstance(run, str | Path) else tuple(run)
@@ -211,24 +231,10 @@ def evaluate(
         files = files_given(dev)
         if files is None:
             files = (as_file(dev, runs[0], stack.enter_context(tempfile.TemporaryDirectory())),)
-        steps = (step,) if isinstance(step, int | str) else tuple(step)
         try:
-            options = EvaluationOptions(
-                split=split,
-                dev=files,
-                step=steps,
-                watch=watch,
-                batch=batch,
-                to=str(to),
-                figures=str(figures),
-                theme=theme,
-                submission=str(submission),
-                overwrite=overwrite,
-                mesh=mesh,
-            )
+            requests = requests_of(runs, EvaluationOptions(dev=files, **options))
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        requests = requests_of(runs, options)
         if isinstance(run, str | Path):
             return dict(evaluate.evaluate_run(requests[0]))
         return {"runs": list(map(dict, evaluate.evaluate_runs(requests)))}

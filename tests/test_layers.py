@@ -129,13 +129,19 @@ def test_the_package_list_is_that_of_the_folders():
     assert listed == sorted(name for name, path in MODULES.items() if path.name == "__init__.py")
 
 
-MOST_LINES = 500
+MOST_LINES, MOST_LINES_OF_A_FUNCTION = 500, 60
 
 
-def test_no_file_is_too_large():
-    for file in [*MODULES.values(), *(ROOT / "tests").rglob("*.py")]:
-        lines = len(file.read_text("utf-8").splitlines())
+def test_no_file_and_no_function_is_too_long():
+    others = (file for folder in ("tests", "benchmarks", "examples") for file in (ROOT / folder).rglob("*.py"))
+    for file in [*MODULES.values(), *others]:
+        text = file.read_text("utf-8")
+        lines = len(text.splitlines())
         assert lines <= MOST_LINES, f"{file} has {lines} lines; part it in two"
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                assert lines <= MOST_LINES_OF_A_FUNCTION, f"{file}: {node.name} has {lines} lines; part it in two"
 
 
 def test_names_of_tests_are_sentences_of_at_most_70_letters():

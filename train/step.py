@@ -143,10 +143,8 @@ def train_step(
         grads, sums, carry = _accumulate(grad_fn, state, batch, dims, run.optim.accumulate)
         grads = _shard_gradient(grads, whole.params, rows)
         if multipliers is not None:
-            # Layers share one array, of which stop_gradient cannot spare a part. A frozen layer's gradient must not
-            # count in the norm either.
+            # Of an array that layers share, stop_gradient spares no part. What is frozen must not count in the norm.
             grads = jax.tree.map(lambda g, m: g * (m > 0), grads, multipliers)
-
         total, norm = loss(objective, sums, weights), optax.tree.norm(grads)
         lr = learning_rate(run.optim, run.steps, state.step, settings.peak_lr)
         finite = jnp.isfinite(total) & jnp.isfinite(norm)

@@ -151,31 +151,30 @@ def _probe_task(
     training: ProbeTraining,
     cancel: CancelToken,
 ) -> ProbeRow:
-    train, dev = sets["train"], sets["dev"]
+    train = sets["train"]
     if len({each.spans_TS2.shape[1] for each in sets.values()}) > 1:
         raise DataError("the targets of one set are pairs of spans, those of another single spans; give one kind")
     measured = "test" if "test" in sets else "dev"
-    top = features.units_UND.shape[1]
     which = {
         "all": [numbers[: n + 1] for n in range(len(numbers))],
         "each": [[n] for n in numbers],
     }.get(layers, [numbers])
-    layers_PN = layers_of(which, top)
+    layers_PN = layers_of(which, features.units_UND.shape[1])
 
-    def scores(
+    def train_and_measure(
         own: Mapping[str, ProbeExamples], layers_PN: np.ndarray, what: str
     ) -> tuple[TrainedProbes, list[Counts]]:
         trained = train_probes(own["train"], own["dev"], features.units_UND, layers_PN, training, cancel)
-        logger.info(f"trained {len(layers_PN)} {what} in {trained.trained} epochs")
+        logger.info(f"trained {len(layers_PN)} {what}{'s' * (len(layers_PN) > 1)} in {trained.trained} epochs")
         counts, _ = measure_probes(trained.params, layers_PN, own[measured], features.units_UND, training.batch, cancel)
         return trained, counts
 
-    probes, counts = scores(sets, layers_PN, "probes" if len(layers_PN) > 1 else "probe")
+    probes, counts = train_and_measure(sets, layers_PN, "probe")
     f1 = [micro_f1(each) for each in counts]
     # Of probes of single layers the best one on dev stands for the task; else the mix of all layers does.
     main = len(f1) - 1
     if layers == "each":
-        on_dev, _ = measure_probes(probes.params, layers_PN, dev, features.units_UND, training.batch, cancel)
+        on_dev, _ = measure_probes(probes.params, layers_PN, sets["dev"], features.units_UND, training.batch, cancel)
         main = max(range(len(f1)), key=lambda n: micro_f1(on_dev[n]))
     of = sets[measured]
     row: ProbeRow = {
@@ -186,29 +185,34 @@ def _probe_task(
         **_figures(counts[main]),
         "majority_f1": majority_f1(train.labels_TC, of.labels_TC, int(of.missed_T.sum())),
         "epochs": int(probes.epochs_P[main]),
+        **_layer_figures(probes, f1, main, numbers, layers),
     }
-    if layers == "each":
-        row |= {"best_layer": numbers[main], "layer_f1": f1}
-    else:
-        weights = probes.weights_PN[main][list(numbers)].tolist()
-        row |= {
-            "weights": weights,
-            "gamma": float(probes.gamma_P[main]),
-            "centre_of_gravity": centre_of_gravity(weights, numbers),
-            "divergence": divergence_from_uniform(weights),
-        }
-    if layers == "all":
-        row |= {"lexical_f1": f1[0], "cumulative_f1": f1, "differentials": differentials(f1)}
-        row |= {"expected_layer": expected_layer(f1)}
     if control:
         tasks = {name: control_task(each, train.labels_TC, training.seed) for name, each in sets.items()}
         read_PN = layers_PN if layers == "each" else layers_PN[-1:]
-        _, counts = scores(tasks, read_PN, "control probes" if len(read_PN) > 1 else "control probe")
+        _, counts = train_and_measure(tasks, read_PN, "control probe")
         control_f1 = [micro_f1(each) for each in counts]
         own = control_f1[main if layers == "each" else 0]
         row |= {"control_f1": own, "selectivity": row["f1"] - own}
         if layers == "each":
             row |= {"layer_selectivity": [a - b for a, b in zip(f1, control_f1, strict=True)]}
+    return row
+
+
+def _layer_figures(probes: TrainedProbes, f1: list[float], main: int, numbers: Sequence[int], layers: str) -> ProbeRow:
+    """Returns the figures by layer: of each one alone, or of the weights of their mix."""
+    if layers == "each":
+        return {"best_layer": numbers[main], "layer_f1": f1}
+    weights = probes.weights_PN[main][list(numbers)].tolist()
+    row: ProbeRow = {
+        "weights": weights,
+        "gamma": float(probes.gamma_P[main]),
+        "centre_of_gravity": centre_of_gravity(weights, numbers),
+        "divergence": divergence_from_uniform(weights),
+    }
+    if layers == "all":
+        row |= {"lexical_f1": f1[0], "cumulative_f1": f1, "differentials": differentials(f1)}
+        row |= {"expected_layer": expected_layer(f1)}
     return row
 
 

@@ -108,55 +108,69 @@ def word_senses(
         raise DataError(f"max-occurrences={max_occurrences} is not at least 2; there is nothing to compare")
     if not 0 <= seed < 2**31:
         raise DataError(f"seed={seed} is not in [0, 2^31)")
-    given = collect(
-        sentences,
-        word,
-        tokenizer,
-        ignore_case=ignore_case,
-        max_occurrences=max_occurrences,
-        baseline=adjust_anisotropy,
-        seed=seed,
-    )
+    how: Any = {"ignore_case": ignore_case, "max_occurrences": max_occurrences, "seed": seed}
+    given = collect(sentences, word, tokenizer, baseline=adjust_anisotropy, **how)
     senses = _senses(given.occurrences)
     if senses is not None and clusters:
         raise DataError(f"clusters={clusters} is for sentences without senses; leave it out")
-    how: Any = {"batch": batch, "cancel": cancel, "trained": trained}
-    vectors_NLD, kept = layer_vectors(model, params, tokenizer, given.occurrences, **how)
-    occurrences = [each for each, own in zip(given.occurrences, kept, strict=True) if own]
-    if len(occurrences) < 2:
-        raise DataError(
-            f"the word {word!r} occurs {len(occurrences)} times in sentences that the model has room for; give shorter "
-            "ones"
-        )
-    if clusters > len(occurrences):
-        raise DataError(f"clusters={clusters}, and the word occurs {len(occurrences)} times; give fewer")
+
+    def vectors_of(them: list[Occurrence]) -> tuple[NDArray[np.float32], list[Occurrence]]:
+        """Returns the vectors of those that the model has room for, and these."""
+        vectors_NLD, kept = layer_vectors(model, params, tokenizer, them, batch=batch, cancel=cancel, trained=trained)
+        return vectors_NLD, [each for each, own in zip(them, kept, strict=True) if own]
+
+    vectors_NLD, occurrences = vectors_of(given.occurrences)
+    _check_enough(word, len(occurrences), clusters)
     baselines = None
     if adjust_anisotropy:
-        others_NLD, own = layer_vectors(model, params, tokenizer, given.others, **how)
-        others = [each for each, one in zip(given.others, own, strict=True) if one]
+        others_NLD, others = vectors_of(given.others)
         baselines = _baselines(others_NLD, [each.words[each.place].casefold() for each in others])
-    unit_NLD = unit_length(vectors_NLD.astype(np.float64))
-    senses = _senses(occurrences)
-    numbers = None if senses is None else np.unique(senses, return_inverse=True)[1]
-    groups_LN = np.stack([
-        cluster(unit_NLD[:, layer], clusters, seed) if numbers is None else numbers
-        for layer in range(unit_NLD.shape[1])
-    ])  # fmt: skip
     return {
         "word": word,
         "words": [each.words[each.place] for each in occurrences],
         "texts": [each.sentence.text for each in occurrences],
         "split": [list(each.words) for each in occurrences],
         "places": [each.place for each in occurrences],
-        "senses": senses,
-        "clusters": groups_LN if senses is None else None,
         "vectors": vectors_NLD,
-        "layers": [
-            _layer(layer, unit_NLD[:, layer], groups_LN[layer], senses is None, baselines)
-            for layer in range(unit_NLD.shape[1])
-        ],
+        **_parted(occurrences, vectors_NLD, clusters, seed, baselines),
         "count": given.count,
         "left_out": len(given.occurrences) - len(occurrences),
+    }
+
+
+def _check_enough(word: str, count: int, clusters: int) -> None:
+    if count < 2:
+        raise DataError(
+            f"the word {word!r} occurs {count} times in sentences that the model has room for; give shorter ones"
+        )
+    if clusters > count:
+        raise DataError(f"clusters={clusters}, and the word occurs {count} times; give fewer")
+
+
+class _Parted(TypedDict):
+    senses: list[str] | None
+    clusters: NDArray[np.int64] | None
+    layers: list[LayerSimilarities]
+
+
+def _parted(
+    occurrences: list[Occurrence],
+    vectors_NLD: NDArray[np.float32],
+    clusters: int,
+    seed: int,
+    baselines: list[float] | None,
+) -> _Parted:
+    """Returns the senses, or clusters, of occurrences, and how their vectors part by them."""
+    unit_NLD, senses = unit_length(vectors_NLD.astype(np.float64)), _senses(occurrences)
+    layers = range(unit_NLD.shape[1])
+    if senses is None:
+        groups = [cluster(unit_NLD[:, layer], clusters, seed) for layer in layers]
+    else:
+        groups = [np.unique(senses, return_inverse=True)[1]] * len(layers)
+    return {
+        "senses": senses,
+        "clusters": np.stack(groups) if senses is None else None,
+        "layers": [_layer(each, unit_NLD[:, each], groups[each], senses is None, baselines) for each in layers],
     }
 
 

@@ -82,10 +82,8 @@ def prepare(
     to = Path(os.path.realpath(to))
     train = expand(config.path, "data.path")
     dev = expand(config.dev, "data.dev") if config.dev else []
-    if held_out := shared([*train, *dev]):
-        raise DataError(
-            f"{held_out}: data.dev names a {held_out.kind} that data.path holds too; keep held-out text apart"
-        )
+    if both := shared([*train, *dev]):
+        raise DataError(f"{both}: data.dev names a {both.kind} that data.path holds too; keep held-out text apart")
     total = sum(source.size for source in train + dev)
     done = 0
 

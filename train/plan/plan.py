@@ -26,7 +26,7 @@ from contexture.train.objectives import batch_fields, batch_sizes, objective_of
 from contexture.train.plan import costs as program_costs
 from contexture.train.plan.chips import Chip
 from contexture.train.plan.flops import Flops, add, traced_flops
-from contexture.train.plan.hlo import parse
+from contexture.train.plan.hlo import Program, parse
 from contexture.train.plan.topology import Topology
 from contexture.train.programs import step_settings
 from contexture.train.step import State, create, train_step
@@ -162,14 +162,8 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
     if compiled is None:
         memory["temporaries"], memory["total"] = used
         return made
-    analysis: Any = compiled.memory_analysis()
-    memory["total"] = (analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
-                       + analysis.output_size_in_bytes - analysis.alias_size_in_bytes)  # fmt: skip
     program = parse(compiled.as_text())
-    memory["temporaries"] = analysis.temp_size_in_bytes
-    if saved := program_costs.saved_activations(program):
-        memory["saved_activations"] = min(int(saved), analysis.temp_size_in_bytes)
-        memory["temporaries"] -= memory["saved_activations"]
+    _count_memory(memory, compiled, program)
     cost = program_costs.costs(program)
     flops = _flops(cost.flops, traced_flops(traced.jaxpr.jaxpr), mesh.size, topology)
     largest = program_costs.largest_arrays(program, _FOLDER)
@@ -184,6 +178,17 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
         "collectives": {kind: dataclasses.asdict(traffic) for kind, traffic in cost.collectives.items()},
     }
     return figures if topology.chip is None else _with_roofline(figures, cost, flops, run, topology.chip)
+
+
+def _count_memory(memory: Memory, compiled: Any, program: Program) -> None:
+    """Adds what a compiled step takes beside its arguments."""
+    analysis: Any = compiled.memory_analysis()
+    memory["total"] = (analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
+                       + analysis.output_size_in_bytes - analysis.alias_size_in_bytes)  # fmt: skip
+    memory["temporaries"] = analysis.temp_size_in_bytes
+    if saved := program_costs.saved_activations(program):
+        memory["saved_activations"] = min(int(saved), analysis.temp_size_in_bytes)
+        memory["temporaries"] -= memory["saved_activations"]
 
 
 def abstract_step(run: Run, mesh: Mesh) -> tuple[Any, State, dict[str, jax.ShapeDtypeStruct]]:
