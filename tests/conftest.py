@@ -62,8 +62,15 @@ MOST_PROGRAMS = 128
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if "not long" in config.option.markexpr:
+    chosen = config.option.markexpr
+    if "not long" in chosen:
         os.environ["XLA_FLAGS"] += QUICKLY_COMPILED
+    elif chosen == "long" and (hasattr(config, "workerinput") or not config.getoption("numprocesses", None)):
+        # In this process alone, which reads its flags once: commands in processes of their own are as users have them.
+        flags = os.environ["XLA_FLAGS"]
+        os.environ["XLA_FLAGS"] += QUICKLY_COMPILED
+        jax.devices()
+        os.environ["XLA_FLAGS"] = flags
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as behind a shell's `&`; commands inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(ProcessorTime(), "processor time")
