@@ -22,7 +22,6 @@ from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.word_level import WordNumbers, word_tokenizer
 from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.models.config import BertConfig, ElmoConfig, ModelConfig
-from contexture.models.layers.stacked import unstack_layers
 from contexture.models.model import Model, Outputs, build
 from contexture.models.shapes import Params
 from contexture.train.run.trained_length import ANY_LENGTH, LengthWatch
@@ -220,7 +219,7 @@ def embed(
     numbers = _layer_numbers(layers, config.layers)
     if isinstance(config, ElmoConfig):
         config = replace(config, stateful=stateful)
-    backbone, what = unstack_layers({"backbone": params["backbone"]}, config), (tuple(numbers), pool)
+    backbone, what = {"backbone": params["backbone"]}, (tuple(numbers), pool)
     width = len(numbers) * config.width
     in_order = ((group, [(list(range(len(group))), 0)]) for group in chunks(sentences, batch))
     by_length = _planned(sentences, batch, lambda units: width * (len(units) if pool == "none" else 1))

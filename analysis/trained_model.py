@@ -160,7 +160,7 @@ class TrainedModel:
     def _embed(self, sentences: Sequence[Units], **how: Any) -> list[np.ndarray]:
         how["trained"] = self.watch_lengths()
         return self._compute(
-            lambda: list(embed.embed(self.model, self._loaded.unstacked, self.tokenizer, sentences, **how))
+            lambda: list(embed.embed(self.model, self.forward_params, self.tokenizer, sentences, **how))
         )
 
     def similarity(
@@ -193,7 +193,7 @@ class TrainedModel:
                 "the masked-LM head of this imported run is randomly initialised; train it before using fill"
             )
         given, one = texts_of(texts)
-        fixed, trained = (self.model, self._loaded.unstacked, self.tokenizer), self.watch_lengths()
+        fixed, trained = (self.model, self.forward_params, self.tokenizer), self.watch_lengths()
         filled = self._compute(lambda: [fill.fill(*fixed, text, top, trained) for text in given])
         return filled[0] if one else filled
 
@@ -313,12 +313,17 @@ class TrainedModel:
         length = length or (0 if self.run.family == "elmo" else self.run.data.length)
         return self._compute(lambda: score(self.token_scorer(length, stride), documents, batch=batch, cancel=cancel))
 
+    @property
+    def forward_params(self) -> Params:
+        """The parameters as forward passes read them fastest here (`unstack_layers`); `params` are those of a run."""
+        return self._compute(lambda: self._loaded.unstacked)
+
     def token_scorer(self, length: int = 0, stride: int = 0) -> TokenScorer:
         """Returns what predicts the tokens of texts (`analysis.scoring`); length and stride as in `score`, 0: all that
         the model takes."""
         return token_scorer(
             self.model,
-            self._loaded.unstacked,
+            self.forward_params,
             self.tokenizer,
             length=length,
             stride=stride,
@@ -375,7 +380,9 @@ class TrainedModel:
         sentences = given_sentences(given, None if senses is None else as_list(senses, "senses"))
         how: Any = {"clusters": clusters, "adjust_anisotropy": adjust_anisotropy, "max_occurrences": max_occurrences}
         how |= {"ignore_case": ignore_case, "seed": seed, "batch": batch, "trained": self.watch_lengths()}
-        return self._compute(lambda: word_senses(self.model, self.params, self.tokenizer, sentences, word, **how))
+        return self._compute(
+            lambda: word_senses(self.model, self.forward_params, self.tokenizer, sentences, word, **how)
+        )
 
     # Tasks
 

@@ -82,7 +82,7 @@ def _embedded(
     model: TrainedModel, units: Iterator[embed.Units], layers: str, pool: str, batch: int, cancel: CancelToken
 ) -> Iterator[np.ndarray]:
     how: Any = {"layers": layers, "pool": pool, "batch": batch, "cancel": cancel, "trained": model.watch_lengths()}
-    vectors = embed.embed(model.model, model.params, model.tokenizer, units, **how)
+    vectors = embed.embed(model.model, model.forward_params, model.tokenizer, units, **how)
     with model.computing():
         yield from vectors
 

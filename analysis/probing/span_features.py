@@ -92,7 +92,7 @@ def computed_features(
         begin = 0
         with model.computing():
             units = [each.units for each, _ in kept]
-            arrays = embed.embed(model.model, model.params, model.tokenizer, units, batch=batch, cancel=cancel)
+            arrays = embed.embed(model.model, model.forward_params, model.tokenizer, units, batch=batch, cancel=cancel)
             for (_, own), array_NLD in zip(kept, arrays, strict=True):
                 units_UND[begin : begin + len(own)] = array_NLD[:, own].swapaxes(0, 1)
                 begin += len(own)

@@ -19,7 +19,6 @@ from contexture.data.errors import DataError
 from contexture.data.tasks.encode_examples import chunks
 from contexture.data.tasks.word_alignment import encode_checked
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.models.layers.stacked import unstack_layers
 from contexture.models.model import Model
 from contexture.models.shapes import Params
 
@@ -104,7 +103,7 @@ class TokenScorer(ABC):
         Raises: DataError for a model without the head that predicts words, or a length or stride that does not fit.
         """
         self.config: Any = model.config
-        self.params: Any = unstack_layers(params, model.config)
+        self.params: Any = params
         self.tokenizer, self.length, self.stride, self.split_sentences = tokenizer, length, stride, split_sentences
         self.check(model)
 

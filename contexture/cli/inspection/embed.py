@@ -76,7 +76,7 @@ def _write_lines(
             waiting.append((text, line))
             yield line.units
 
-    fixed = opened.model, opened.params, opened.tokenizer
+    fixed = opened.model, opened.forward_params, opened.tokenizer
     with opened.computing():
         for array in embed(*fixed, sentences(), trained=opened.watch_lengths(), **how):
             text, line = waiting.popleft()

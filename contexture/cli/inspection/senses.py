@@ -38,7 +38,7 @@ def senses_command(argv: list[str]) -> Result:
         with model.computing():
             senses = word_senses(
                 model.model,
-                model.params,
+                model.forward_params,
                 model.tokenizer,
                 read_sentences(files, request.text, request.sense, request.header),
                 request.word,
