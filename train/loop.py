@@ -24,7 +24,6 @@ from contexture.train.evaluation.best import Best, value_to_minimise
 from contexture.train.evaluation.evaluate import measured
 from contexture.train.frozen.extraction import with_stored_features
 from contexture.train.loggers.trackers import Trackers, check_trackers
-from contexture.train.metrics import saved_rank
 from contexture.train.optim.lora import check_adapters
 from contexture.train.programs import step_settings
 from contexture.train.run import data
@@ -57,7 +56,7 @@ def train(run: Run, recipe: Run, signals: Signals, features: Path | None = None)
     if is_bucket(run.dir):
         raise ConfigError(f"dir={run.dir}: buckets are not supported yet; give a folder on a disk of this machine")
     folder = Path(run.dir)
-    run = run_file.with_settings_of_the_start(run_file.with_absolute_paths(run), recipe, folder)
+    run = run_file.with_absolute_paths(run)
     signals.check()
     check_limits()
     # Before jax starts its threads.
@@ -153,8 +152,7 @@ def _begin(
     checkpoints = Checkpoints(folder, mesh, run.save, fingerprint, run.evaluate.metric)
     stack.callback(checkpoints.abandon)
     expected = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
-    # Earlier versions kept moments for a frozen backbone, too.
-    restored = checkpoints.restore_latest(expected, part=run.optim.freezes_backbone)
+    restored = checkpoints.restore_latest(expected)
     signals.check()
     state, kept = restored or (draw(run.seed), {})
     if not restored and run.init.run:
@@ -167,10 +165,9 @@ def _begin(
     signals.check()
     if run.mesh.distributed:
         signals.share()
-    best = Best.stored(kept.get("best", {}))
+    best = Best(**kept.get("best", {}))
     if best.metric != run.evaluate.metric:
         best = Best(run.evaluate.metric)
-    best.rank = saved_rank(best.metric, best.rank)
     title = f"{folder.name}: {run.family}, {run.task.kind if run.task.kind != 'off' else 'pretraining'}"
     figure = LiveLossFigure(folder, parts.baseline.get("unigram_loss"), title)
     stack.callback(figure.close)

@@ -24,11 +24,3 @@ BETTER: dict[str, Literal["lower", "higher"]] = {
 def rank(metric: str, value: float) -> float:
     """Returns a metric's rank, the lower the better. Raises KeyError for a metric that BETTER lacks."""
     return value if BETTER[metric] == "lower" else -value
-
-
-def saved_rank(metric: str, value: float | None) -> float | None:
-    """Returns the rank that a checkpoint holds, corrected.
-
-    Versions without BETTER turned the sign of perplexities and penalties, which are never negative.
-    """
-    return abs(value) if value is not None and BETTER.get(metric) == "lower" else value

@@ -20,12 +20,9 @@ from contexture.data.visible import visible_json
 from contexture.models.config import MAX_SIZE, ElmoConfig, VectorsConfig
 from contexture.train.config import FAMILIES, Run, fields
 from contexture.train.errors import ConfigError
-from contexture.train.run_format_1 import default_fields, format_1_fields, upgrade
 
 logger = logging.getLogger(__name__)
 FORMAT = 2
-PREDICTIONS = 20
-"""The default of data.max_predictions when the first run.json files were written; fingerprints count on it."""
 EVALUATIONS = 10
 """How often a run is evaluated at least, where evaluate.every does not say."""
 _MAY_CHANGE = (
@@ -73,7 +70,7 @@ class RunRecord:
     words: int = 0
     """Of an ELMo: how many words the vocabulary has."""
     total_steps: int = 0
-    """The run's length in steps, also where it is counted in epochs; 0 in runs of earlier versions."""
+    """The run's length in steps, also where it is counted in epochs."""
     imported: Imported | None = None
     slimmed: bool = False
     """Whether the parameters of one checkpoint are all that is left, so that the run cannot be resumed."""
@@ -205,21 +202,6 @@ def _warmup_within(steps: int, warmup: int) -> int:
     return warmup if warmup < steps else steps // 10
 
 
-def with_settings_of_the_start(run: Run, recipe: Run, directory: Path) -> Run:
-    """Returns the run with settings that its first version had not, as the run in `directory` has them.
-
-    Runs of earlier versions train their mixing weights at the rate of all else. They go on so unless the user gives
-    another rate than the recipe's.
-    """
-    try:
-        started = json.loads(read_plain(directory / "run.json"))["config"]["optim"]
-    except (OSError, DataError, ValueError, RecursionError, KeyError, TypeError):
-        return run  # a new run, or one whose damage is reported when the folder is opened
-    if not isinstance(started, dict) or "mix_lr" in started or run.optim.mix_lr != recipe.optim.mix_lr:
-        return run
-    return dataclasses.replace(run, optim=dataclasses.replace(run.optim, mix_lr=0.0))
-
-
 def warmup_note(given: Run, run: Run) -> str:
     """Returns a warning if `resolve_schedule` made the warm-up shorter than the one given, else ""."""
     optim = given.optim
@@ -232,11 +214,8 @@ def warmup_note(given: Run, run: Run) -> str:
 
 
 def predictions_of(run: Run) -> int:
-    """Returns data.max_predictions as a number: a run whose number is given equals one whose length gives the same.
-
-    A run that predicts no masked tokens keeps the default of the first run.json files.
-    """
-    return run.data.slots if run.objective == "mlm_nsp" else run.data.max_predictions or PREDICTIONS
+    """Returns data.max_predictions as a number: a run whose number is given equals one whose length gives the same."""
+    return run.data.slots if run.objective == "mlm_nsp" else run.data.max_predictions
 
 
 def fingerprint(run: Run, tokenizer: str, data: str) -> str:
@@ -244,8 +223,8 @@ def fingerprint(run: Run, tokenizer: str, data: str) -> str:
 
     Fields at their default do not count, so that a field added later changes no existing run.
     """
-    usual = default_fields(run) | {"data.predictions": PREDICTIONS}
-    values = format_1_fields(run) | {"data.predictions": predictions_of(run)}
+    usual = fields(Run()) | {f"model.{name}": value for name, value in fields(type(run.model)()).items()}
+    values = fields(run) | {"data.max_predictions": predictions_of(run)}
     fixed = {name: value for name, value in values.items() if not may_change(name) and value != usual[name]}
     fixed["model.family"] = run.family
     return hashlib.sha256(json.dumps([fixed, tokenizer, data], sort_keys=True, default=list).encode()).hexdigest()
@@ -343,9 +322,9 @@ def read(directory: Path) -> RunRecord:
     except ValueError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     form = tree.get("format") if isinstance(tree, dict) else None
-    if form not in (1, FORMAT) or isinstance(form, bool):
-        raise ConfigError(f"{path} has format {form!r}; this version reads formats 1 and {FORMAT}")
-    return _record(upgrade(tree) if form == 1 else tree, path)
+    if form != FORMAT:
+        raise ConfigError(f"{path} has format {form!r}; this version reads format {FORMAT}")
+    return _record(tree, path)
 
 
 def _how_to_mend(directory: Path) -> str:

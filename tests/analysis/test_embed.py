@@ -168,7 +168,7 @@ def test_words_that_are_wrong_give_one_clear_line(elmo_run, text, tmp_path, caps
     assert sorted(tmp_path.iterdir()) == existing and (tmp_path / "taken.npz").read_bytes() == b"mine"
 
 
-@pytest.mark.parametrize("name", ["run_format_1", *long("gpt_format_1")])
+@pytest.mark.parametrize("name", ["bert_3_steps", *long("gpt_banded")])
 def test_pieces_have_the_vectors_of_their_model(name: str, tmp_path: Path):
     """Of a BERT with [CLS] and [SEP], whatever stands beside a line in its batch; what is too long is cut and
     counted; each pool is of the vectors that its name says."""
@@ -176,7 +176,7 @@ def test_pieces_have_the_vectors_of_their_model(name: str, tmp_path: Path):
     lines = ["the cat sat", "", "a dog " * 40]
     file.write_text("\n".join(lines) + "\n", "utf-8")
     model, params, tokenizer = contexture.load(run)
-    bert, length = name == "run_format_1", model.backbone.config.length
+    bert, length = name == "bert_3_steps", model.backbone.config.length
     summary = _embed(run, file, tmp_path / "v.npz", "--batch", 2)
     actual = np.load(tmp_path / "v.npz")
     kept = [ids[: length - 2 * bert] for ids in tokenizer.encode(lines)]
@@ -215,8 +215,8 @@ def test_pieces_have_the_vectors_of_their_model(name: str, tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "words", "line"),
     [
-        ("run_format_1", ["--stateful"], "stateful is an ELMo's, and this run is of another family; leave it out"),
-        ("gpt_format_1", ["--pool", "cls"], "pool=cls is not one of none, mean, mean-words, last"),
+        ("bert_3_steps", ["--stateful"], "stateful is an ELMo's, and this run is of another family; leave it out"),
+        ("gpt_banded", ["--pool", "cls"], "pool=cls is not one of none, mean, mean-words, last"),
     ],
 )
 def test_what_a_family_does_not_have_is_said(text, tmp_path, capsys, name, words, line):
@@ -261,12 +261,12 @@ def test_sorted_by_length_sentences_keep_their_order_and_their_vectors(opened, p
 
 
 def test_lines_longer_than_those_of_the_training_are_said_once(tmp_path, capsys):
-    run = shutil.copytree(GOLDEN / "bert_format_2", tmp_path / "run")
+    run = shutil.copytree(GOLDEN / "bert", tmp_path / "run")
     settings = json.loads((run / "run.json").read_text())
     settings["config"]["data"]["length"] = 8
     (run / "run.json").write_text(json.dumps(settings))
     (tmp_path / "text.txt").write_text("the cat sees the river . the cat\n" * 3)
-    for source, count in ((run, 1), (GOLDEN / "bert_format_2", 0)):
+    for source, count in ((run, 1), (GOLDEN / "bert", 0)):
         capsys.readouterr()
         _embed(source, tmp_path / "text.txt", tmp_path / f"{count}.npy")
         assert capsys.readouterr().err.count("trained on sequences of at most 8 tokens") == count

@@ -18,7 +18,7 @@ PARAMS = {"heads_tag": {"features": {"mix": {"weights": np.zeros(3), "gamma": np
     [("tasks/train.jsonl", ["tag tasks/train", "tag tasks/train"]), ("a/inputs/train.jsonl", ["tag a", "tag b"])],
 )
 def test_a_task_has_the_name_of_its_files_or_of_the_run_that_holds_them(tmp_path: Path, train, names):
-    record = json.loads((ROOT / "tests/golden/elmo_task_format_1/run.json").read_text())
+    record = json.loads((ROOT / "tests/golden/elmo_tag/run.json").read_text())
     for name in "ab":
         (tmp_path / name).mkdir()
         record["config"]["task"]["train"] = [train]
@@ -29,7 +29,7 @@ def test_a_task_has_the_name_of_its_files_or_of_the_run_that_holds_them(tmp_path
 
 def test_the_weights_of_the_last_four_layers_have_those_layers_numbers(tmp_path: Path):
     """Those of five layers and the words' embeddings, beside a mix of all six of the same task."""
-    record = json.loads((ROOT / "tests/golden/elmo_task_format_1/run.json").read_text())
+    record = json.loads((ROOT / "tests/golden/elmo_tag/run.json").read_text())
     record["config"]["model"]["layers"] = 5
     counts = {"all": 6, "last-four": 4}
     for name in counts:

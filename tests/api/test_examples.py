@@ -50,8 +50,8 @@ def test_examples_are_found():
 def runs(request, place, text_folder, tmp_path: Path, monkeypatch) -> Path:
     """A folder with what examples name: runs, text, a treebank and a conversation."""
     (tmp_path / "runs").mkdir()
-    shutil.copytree(GOLDEN / "bert_format_2", tmp_path / "runs" / "mine")
-    gpt = request.getfixturevalue("gpt_run") if place in LONG else GOLDEN / "gpt_format_2"
+    shutil.copytree(GOLDEN / "bert", tmp_path / "runs" / "mine")
+    gpt = request.getfixturevalue("gpt_run") if place in LONG else GOLDEN / "gpt"
     shutil.copytree(gpt, tmp_path / "runs" / "gpt")
     for name in ("text", "my_text"):
         shutil.copytree(text_folder, tmp_path / name)
@@ -92,7 +92,7 @@ def test_an_example_runs(runs, place, code, monkeypatch):
 def test_the_server_of_the_page_answers_over_http(tmp_path: Path, monkeypatch):
     page = (ROOT / "docs" / "evaluation.md").read_text("utf-8").partition("## Answers over HTTP")[2]
     (code,) = re.findall(r"^```py\n(.*?)^```", page, re.M | re.S)
-    shutil.copytree(GOLDEN / "task_format_2", tmp_path / "runs" / "intents")
+    shutil.copytree(GOLDEN / "bert_classify", tmp_path / "runs" / "intents")
     monkeypatch.chdir(tmp_path)
     servers: list[HTTPServer] = []
     monkeypatch.setattr(HTTPServer, "serve_forever", lambda self: servers.append(self))

@@ -15,7 +15,7 @@ from tests.helpers.commands import json_of
 from tests.helpers.random_runs import random_training
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-BERT = GOLDEN / "bert_format_2"
+BERT = GOLDEN / "bert"
 pytestmark = pytest.mark.usefixtures("one_device")
 TRAIN = [(f"the {animal} sees the river", "animal") for animal in ("cat", "dog", "bird", "fish")]
 TRAIN += [(f"the {person} sees the river", "person") for person in ("queen", "brother", "man", "king")]
@@ -133,5 +133,5 @@ def test_a_model_is_exported_and_imported(tmp_path):
 
 def test_warnings_are_logged_and_nothing_is_printed(caplog, capsys):
     with caplog.at_level(logging.WARNING, "contexture"):
-        contexture.open(GOLDEN / "gpt_format_2").embed("the cat sees the river " * 400)
+        contexture.open(GOLDEN / "gpt").embed("the cat sees the river " * 400)
     assert "truncated 1 of 1 texts" in caplog.text and capsys.readouterr() == ("", "")

@@ -22,7 +22,7 @@ from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, close
 
 GOLDEN = ROOT / "tests" / "golden"
-FAMILIES = {"bert": "bert_format_2", "gpt": "gpt_format_2", "elmo": "elmo_format_2"}
+FAMILIES = {"bert": "bert", "gpt": "gpt", "elmo": "elmo"}
 TEXTS = ["the cat sees the river .", "my brother likes the moon and the sea .", "the"]
 
 
@@ -135,20 +135,20 @@ def test_a_model_is_trained_on_by_the_function_that_it_was_opened_with():
     def trains(*words: Any, **options: Any) -> Any:
         return words, options
 
-    model: Any = TrainedModel(GOLDEN / "bert_format_2", finetune=trains)
-    assert model.finetune("tag", dir="new") == ((GOLDEN / "bert_format_2", "tag"), {"dir": "new"})
-    assert model.finetune() == ((GOLDEN / "bert_format_2", "classify"), {})
+    model: Any = TrainedModel(GOLDEN / "bert", finetune=trains)
+    assert model.finetune("tag", dir="new") == ((GOLDEN / "bert", "tag"), {"dir": "new"})
+    assert model.finetune() == ((GOLDEN / "bert", "classify"), {})
 
 
 def test_predictions_of_texts_pairs_dicts_and_columns(one_device):
-    model = contexture.open(GOLDEN / "task_format_2")
+    model = contexture.open(GOLDEN / "bert_classify")
     texts = ["the cat sees a red house", "my brother paints"]
     expected = model.predict(texts)
     assert model.predict(texts[0])["prediction"] == expected[0]["prediction"]
     for given in ({"text": texts}, [{"text": text} for text in texts], np.array(texts), iter(texts), tuple(texts)):
         assert [each["prediction"] for each in model.predict(given)] == [each["prediction"] for each in expected]
     assert model.predict([]) == []
-    tagger = contexture.open(GOLDEN / "elmo_task_format_1")
+    tagger = contexture.open(GOLDEN / "elmo_tag")
     (words,) = tagger.predict([{"words": ["the", "cat"]}])
     assert words["predictions"] == tagger.predict([["the", "cat"]])[0]["predictions"]
 
@@ -185,7 +185,7 @@ def test_columns_of_the_real_libraries_are_lists(models):
     expected = models["elmo"].embed(TEXTS)
     for column in (pandas.Series(TEXTS), polars.Series(TEXTS), arrow.array(TEXTS), arrow.chunked_array([TEXTS])):
         close(models["elmo"].embed(column), expected)
-    model, table = contexture.open(GOLDEN / "task_format_2"), {"text": TEXTS}
+    model, table = contexture.open(GOLDEN / "bert_classify"), {"text": TEXTS}
     answers = [each["prediction"] for each in model.predict(TEXTS)]
     for frame in (pandas.DataFrame(table), polars.DataFrame(table), arrow.table(table)):
         assert [each["prediction"] for each in model.predict(frame)] == answers
@@ -254,7 +254,7 @@ def test_names_of_other_libraries_are_told_by_their_names_here(models, call, err
 
 
 @pytest.mark.parametrize(
-    "name", [FAMILIES["gpt"], "elmo_task_format_1", *long(FAMILIES["bert"], FAMILIES["elmo"], "task_format_2")]
+    "name", [FAMILIES["gpt"], "elmo_tag", *long(FAMILIES["bert"], FAMILIES["elmo"], "bert_classify")]
 )
 def test_what_loads_documentation_shows_works_on_every_kind_of_run(name):
     model, params, tokenizer = contexture.load(GOLDEN / name)
@@ -310,7 +310,7 @@ print("unchanged")
 def test_calls_change_nothing_in_the_callers_process(environment, tmp_path: Path):
     import subprocess
 
-    runs = [str(GOLDEN / name) for name in ("bert_format_2", "task_format_2")]
+    runs = [str(GOLDEN / name) for name in ("bert", "bert_classify")]
     command = [sys.executable, "-c", CALLS, *runs, str(tmp_path / "to")]
     finished = subprocess.run(command, capture_output=True, text=True, env=environment(1), cwd=ROOT, check=False)
     assert finished.stdout.strip() == "unchanged", finished.stderr[-3000:]

@@ -34,11 +34,11 @@ from tests.train.run.test_formats import GOLDEN
         ("pretrain bert.tiny --help ", "all", ""),
         ("pretrain bert.tiny --steps 5 ", "", "bert.tiny"),
         (
-            "finetune GOLDEN/elmo_format_2 --task.kind tag --",
+            "finetune GOLDEN/elmo --task.kind tag --",
             "--head.crf --task.train",
             "--model.heads --data.path",
         ),
-        ("finetune GOLDEN/bert_format_2 --task ", "sst2 cola", "bert.tiny"),
+        ("finetune GOLDEN/bert --task ", "sst2 cola", "bert.tiny"),
         ("tokenizer ", "wordpiece words", ""),
         ("export run ", "hf bilm stablehlo", ""),
         ("evaluate run --", "--split --mesh.fsdp", "--lr"),

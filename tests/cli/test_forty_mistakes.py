@@ -123,8 +123,8 @@ MISTAKES = {
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
     """A folder with small runs, a text, and tables with and without the usual columns."""
-    for name in ("bert", "gpt", "task"):
-        shutil.copytree(GOLDEN / f"{name}_format_2", tmp_path / name)
+    for name, run in (("bert", "bert"), ("gpt", "gpt"), ("task", "bert_classify")):
+        shutil.copytree(GOLDEN / run, tmp_path / name)
     (tmp_path / "empty").mkdir()
     for name, content in {
         "text.txt": "The cat sat. It slept.\n\nThe dog ran. It barked.\n",

@@ -18,7 +18,7 @@ from contexture.train.run_file import read
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
-RUN = finetune_run(read(GOLDEN / "bert_format_2").run, "runs/bert", "classify")
+RUN = finetune_run(read(GOLDEN / "bert").run, "runs/bert", "classify")
 TASK = "--task.kind classify --task.train train.tsv --task.dev train.tsv --dir new"
 MISTAKES = {
     "--grid optim.peek-lr=1,2": "--grid: there is no option optim.peek-lr (did you mean --optim.peak-lr?)",
@@ -59,8 +59,8 @@ MISTAKES = {
 
 @pytest.fixture
 def here(tmp_path, monkeypatch) -> Path:
-    shutil.copytree(GOLDEN / "bert_format_2", tmp_path / "bert")
-    shutil.copytree(GOLDEN / "task_format_2", tmp_path / "run")
+    shutil.copytree(GOLDEN / "bert", tmp_path / "bert")
+    shutil.copytree(GOLDEN / "bert_classify", tmp_path / "run")
     (tmp_path / "train.tsv").write_text("text\tlabel\na film\tgood\na bore\tbad\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -93,7 +93,7 @@ def test_what_is_no_grid_in_python_is_one_clear_line(values, message):
 
 
 def test_losses_over_other_windows_are_not_compared():
-    run = with_options(finetune_run(read(GOLDEN / "bert_format_2").run, "bert", "span"), {"data.length": 16})
+    run = with_options(finetune_run(read(GOLDEN / "bert").run, "bert", "span"), {"data.length": 16})
     lengths = {"data.length": [16, 24]}
     with pytest.raises(ConfigError, match="data.length changes the loss itself, .* such as --evaluate.metric f1"):
         make_grid(run, lengths)

@@ -149,7 +149,7 @@ def test_a_platform_without_a_device_is_one_line_for_every_command(door, tmp_pat
 
 def _refuses(door, tmp_path, name: str) -> None:
     (tmp_path / "t.txt").write_text("the cat.\n")
-    words = COMMANDS[name].format(run=GOLDEN / "run_format_1", to=tmp_path).split()
+    words = COMMANDS[name].format(run=GOLDEN / "bert_3_steps", to=tmp_path).split()
     done = door(*words, env={"JAX_PLATFORMS": "cuda"})
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 2 and last.startswith("ConfigError: jax finds no device for JAX_PLATFORMS=cuda"), done

@@ -85,7 +85,7 @@ def test_every_need_has_a_case_and_every_option_is_looked_at():
     assert asked == {name for name in {*_SCOPES, *_NEEDS, *ALWAYS} if not name.startswith("model.")}
 
 
-ALPHA = ["finetune", str(GOLDEN / "bert_format_2"), "--task.kind", "classify", "--task.train", "train.tsv",
+ALPHA = ["finetune", str(GOLDEN / "bert"), "--task.kind", "classify", "--task.train", "train.tsv",
          "--task.dev", "train.tsv", "--dir", "new", "--optim.lora-alpha", "16"]  # fmt: skip
 
 

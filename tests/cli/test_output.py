@@ -100,7 +100,7 @@ def test_what_libraries_in_c_print_is_apart_from_results(capfd):
 
 
 def test_a_run_is_shown_by_its_name_alone(capsys):
-    code, err = run_command(capsys, "show", GOLDEN / "bert_format_2", "--model.layers", "3")
+    code, err = run_command(capsys, "show", GOLDEN / "bert", "--model.layers", "3")
     assert code == 2 and "show: --model.layers is for contexture pretrain and finetune" in err
-    code, err = run_command(capsys, "show", "bert.tiny", GOLDEN / "bert_format_2")
+    code, err = run_command(capsys, "show", "bert.tiny", GOLDEN / "bert")
     assert code == 2 and "show bert.tiny: unrecognised argument" in err

@@ -16,7 +16,7 @@ def _files(folder: Path) -> dict[str, bytes]:
 
 
 def test_an_export_replaces_an_earlier_one_alone(tmp_path, capsys):
-    command = ["export", GOLDEN / "bert_format_2", "hf", "--to", tmp_path / "hf"]
+    command = ["export", GOLDEN / "bert", "hf", "--to", tmp_path / "hf"]
     assert run_command(capsys, *command)[0] == 0
     exported = _files(tmp_path / "hf")
     (tmp_path / "hf" / "config.json").write_text("{}")
@@ -31,7 +31,7 @@ def test_an_export_replaces_an_earlier_one_alone(tmp_path, capsys):
 
 def test_the_current_folder_is_not_replaced(tmp_path, capsys, monkeypatch):
     """A shell would stand in a folder that is no more."""
-    run = (GOLDEN / "bert_format_2").resolve()
+    run = (GOLDEN / "bert").resolve()
     assert run_command(capsys, "export", run, "hf", "--to", tmp_path / "a" / "hf")[0] == 0
     for here, to in ((tmp_path / "a" / "hf", "."), (tmp_path / "a" / "hf", ".."), (tmp_path / "a", tmp_path / "a")):
         monkeypatch.chdir(here)
@@ -44,7 +44,7 @@ def test_predictions_replace_a_file(tmp_path, capsys):
     (tmp_path / "new.jsonl").write_text('{"text": "the old cat"}\n')
     to = tmp_path / "answers.jsonl"
     to.write_text("old")
-    command = ["predict", GOLDEN / "task_format_2", "--input", tmp_path / "new.jsonl", "--to", to]
+    command = ["predict", GOLDEN / "bert_classify", "--input", tmp_path / "new.jsonl", "--to", to]
     assert run_command(capsys, *command)[0] == 2 and to.read_text() == "old"
     assert run_command(capsys, *command, "--overwrite")[0] == 0 and '"prediction"' in to.read_text()
 

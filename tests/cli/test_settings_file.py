@@ -71,10 +71,8 @@ def test_the_command_line_replaces_the_file_which_replaces_the_recipe():
 
 
 def test_a_run_json_gives_its_settings_but_for_its_folder():
-    golden = read(GOLDEN / "bert_format_2").run
-    run, _, _ = _recipe(
-        ["bert.tiny", "--config", str(GOLDEN / "bert_format_2" / "run.json"), "--dir", "new"], "pretrain"
-    )
+    golden = read(GOLDEN / "bert").run
+    run, _, _ = _recipe(["bert.tiny", "--config", str(GOLDEN / "bert" / "run.json"), "--dir", "new"], "pretrain")
     expected = to_json(golden)
     assert {**to_json(run), "dir": ""} == {**expected, "dir": ""} and run.dir == "new"
 
@@ -82,16 +80,16 @@ def test_a_run_json_gives_its_settings_but_for_its_folder():
 def test_a_fine_tuning_takes_its_task_from_a_file():
     Path("train.tsv").write_text("text\tlabel\na film\tgood\na bore\tbad\n")
     Path("a.yaml").write_text("task: {kind: classify, train: train.tsv}\nepochs: 2\n")
-    run, *_ = _finetuning([str(GOLDEN / "bert_format_2"), "--config", "a.yaml", "--dir", "new"])
+    run, *_ = _finetuning([str(GOLDEN / "bert"), "--config", "a.yaml", "--dir", "new"])
     assert (run.task.kind, run.task.train, run.epochs, run.init.run) == (
-        "classify", ("train.tsv",), 2.0, str(GOLDEN / "bert_format_2")
+        "classify", ("train.tsv",), 2.0, str(GOLDEN / "bert")
     )  # fmt: skip
 
 
 def test_a_fine_tuning_repeats_from_its_own_run_json(tmp_path):
     """Its steps took the place of the recipe's epochs, and both stand in the file."""
     Path("train.tsv").write_text("text\tlabel\na film\tgood\na bore\tbad\n")
-    words = [str(GOLDEN / "bert_format_2"), "--dir", "new"]
+    words = [str(GOLDEN / "bert"), "--dir", "new"]
     more = ["--task.kind", "classify", "--task.train", "train.tsv", "--steps", "12"]
     run = _finetuning([*words, *more])[0].run
     Path("new").mkdir()

@@ -102,8 +102,8 @@ def test_compare_writes_figures_beside_the_settings_that_differ(tmp_path):
 def test_a_table_does_not_replace_examples_that_are_read(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("dev.csv").write_text("text,label\nthe old cat,animal\na queen,person\n")
-    shutil.copytree(GOLDEN / "task_format_2", "run")
-    shutil.copytree(GOLDEN / "bert_format_2", "bert")
+    shutil.copytree(GOLDEN / "bert_classify", "run")
+    shutil.copytree(GOLDEN / "bert", "bert")
     tree = json.loads(Path("run/run.json").read_text())
     tree["config"]["task"] |= {"dev": [str(tmp_path / "dev.csv")], "dev_fraction": 0.0}
     Path("run/run.json").write_text(json.dumps(tree))
@@ -122,7 +122,7 @@ def test_a_name_in_brackets_is_no_argument_of_the_row_before(tmp_path):
 
 def test_layers_have_a_column_for_each_weight(tmp_path):
     files = {"table": tmp_path / "t.csv", "to": tmp_path / "l.svg"}
-    result = json_of("layers", GOLDEN / "elmo_task_format_1", *(x for n, f in files.items() for x in (f"--{n}", f)))
+    result = json_of("layers", GOLDEN / "elmo_tag", *(x for n, f in files.items() for x in (f"--{n}", f)))
     assert (result["table"], result["figure"]) == (str(files["table"]), str(files["to"]))
     for row, mix in zip(_rows(tmp_path / "t.csv"), result["mixes"], strict=True):
         assert [float(row[name]) for name in ("words", "layer 1", "layer 2")] == mix["weights"]
@@ -130,7 +130,7 @@ def test_layers_have_a_column_for_each_weight(tmp_path):
 
 def test_an_evaluation_of_several_runs_ends_with_their_mean(tmp_path):
     (tmp_path / "dev.tsv").write_text("text\tlabel\nthe old cat\tanimal\na queen\tperson\n")
-    runs = [shutil.copytree(GOLDEN / "task_format_2", tmp_path / name) for name in "ab"]
+    runs = [shutil.copytree(GOLDEN / "bert_classify", tmp_path / name) for name in "ab"]
     result = json_of("evaluate", *runs, "--dev", tmp_path / "dev.tsv", "--table", tmp_path / "t.csv")
     rows = _rows(tmp_path / "t.csv")
     losses = [run["metrics"]["loss"] for run in result["runs"]]
@@ -142,7 +142,7 @@ def test_an_evaluation_of_several_runs_ends_with_their_mean(tmp_path):
 def test_zero_shot_figures_have_a_row_for_each_group(tmp_path):
     (tmp_path / "c.tsv").write_text("text\tchoice1\tchoice2\tlabel\tsex\nthe\tcat\tdog\t0\tf\na\tcat\tdog\t1\tm\n")
     options = ("--task", "choice", "--input", tmp_path / "c.tsv", "--group", "sex", "--table", tmp_path / "t.csv")
-    result = json_of("zeroshot", GOLDEN / "gpt_format_2", *options)
+    result = json_of("zeroshot", GOLDEN / "gpt", *options)
     rows = _rows(tmp_path / "t.csv")
     assert [row["group"] for row in rows] == ["f", "m", "all"]
     assert [float(row["accuracy"]) for row in rows] == [
@@ -184,5 +184,5 @@ def test_a_table_without_a_place_is_refused_before_any_work(capsys, words, line)
 def test_a_fine_tuning_of_one_run_has_no_table(tmp_path, capsys):
     (tmp_path / "train.tsv").write_text("text\tlabel\na film\tgood\na bore\tbad\n")
     words = ["--task.kind", "classify", "--task.train", tmp_path / "train.tsv", "--dir", tmp_path / "run"]
-    code, err = run_command(capsys, "finetune", GOLDEN / "bert_format_2", *words, "--table", "t.md")
+    code, err = run_command(capsys, "finetune", GOLDEN / "bert", *words, "--table", "t.md")
     assert code == 2 and "--table is for several runs; give --grid or --seeds too, or leave --table out" in err, err

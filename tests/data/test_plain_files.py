@@ -51,7 +51,7 @@ def test_a_pipe_in_the_place_of_a_file_is_one_line_and_hangs_nothing(capsys, tmp
     (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / name)
-    golden = GOLDEN / "run_format_1"
+    golden = GOLDEN / "bert_3_steps"
     line = _refused(capsys, *words.format(f=tmp_path / name, d=tmp_path, golden=golden).split())
     assert str(tmp_path) in line and "unexpected" not in line
 
@@ -79,7 +79,7 @@ def test_a_pipe_in_the_place_of_a_file_is_one_line_and_hangs_nothing(capsys, tmp
 def test_a_bucket_in_the_place_of_a_file_is_named_as_one(capsys, tmp_path, words):
     (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "a.tsv").write_text("text\tlabel\na\tgood\nb\tbad\n")
-    places = {"d": tmp_path, "golden": GOLDEN / "run_format_1", "task": GOLDEN / "task_format_1"}
+    places = {"d": tmp_path, "golden": GOLDEN / "bert_3_steps", "task": GOLDEN / "bert_classify_3"}
     line = _refused(capsys, *words.format(**places).split())
     assert "://" in line and "buckets are not supported yet; copy the files to a disk of this machine" in line
     assert not (tmp_path / "run" / "data").exists() and not (tmp_path / "to").exists()

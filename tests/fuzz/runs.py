@@ -127,12 +127,12 @@ def _path(folder: Path, to: Path) -> None:
 _STEP = "checkpoints/3"
 TARGETS = (
     Target("run.path", _name, "name", of_bytes, _path, slow=True, keeps=True),
-    Target("run.json", golden("run_format_1"), "run.json", of_json, _description, keeps=True),
-    Target("run.json-elmo", golden("elmo_task_format_1"), "run.json", of_json, _description, keeps=True),
-    Target("run.json-gpt", golden("gpt_format_1"), "run.json", of_json, _description, keeps=True),
-    Target("run.metrics", golden("run_format_1"), "metrics.jsonl", of_json_lines, _metrics, keeps=True),
-    Target("run.checkpoint-meta", golden("run_format_1"), f"{_STEP}/meta/metadata", of_json, _meta),
-    Target("run.checkpoint-digest", golden("run_format_1"), f"{_STEP}/digest/metadata", of_json, _meta),
+    Target("run.json", golden("bert_3_steps"), "run.json", of_json, _description, keeps=True),
+    Target("run.json-elmo", golden("elmo_tag"), "run.json", of_json, _description, keeps=True),
+    Target("run.json-gpt", golden("gpt_banded"), "run.json", of_json, _description, keeps=True),
+    Target("run.metrics", golden("bert_3_steps"), "metrics.jsonl", of_json_lines, _metrics, keeps=True),
+    Target("run.checkpoint-meta", golden("bert_3_steps"), f"{_STEP}/meta/metadata", of_json, _meta),
+    Target("run.checkpoint-digest", golden("bert_3_steps"), f"{_STEP}/digest/metadata", of_json, _meta),
     Target("shards.index", _shards, "index.json", of_json, _open_shards),
     Target("shards.sentences", _shards, "sentences.bin", of_bytes, _open_shards),
     Target("store.index", _store, "index.json", of_json, _open_store),

@@ -13,7 +13,7 @@ from tests.interchange.hf_folders import GOLDEN
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pretrained BERT as transformers' files."""
     folder = tmp_path_factory.mktemp("out") / "bert"
-    convert.export_model(GOLDEN / "run_format_1", "hf", folder, None)
+    convert.export_model(GOLDEN / "bert_3_steps", "hf", folder, None)
     return folder
 
 

@@ -81,7 +81,7 @@ def test_what_was_published_comes_out_as_it_went_in(shared, published_elmo, tmp_
 def test_what_was_trained_goes_out_and_comes_back_bit_for_bit(tmp_path, capsys):
     """With its vocabulary; its softmax is initialised randomly, with a warning."""
     to, back = tmp_path / "out", tmp_path / "back"
-    run = GOLDEN / "elmo_format_2"
+    run = GOLDEN / "elmo"
     (step,) = steps(run / "checkpoints")
     assert convert.export_model(run, "bilm", to, step)["step"] == step
     code, err = run_command(capsys, "import", "bilm", to, "--to", back)
@@ -291,7 +291,7 @@ def test_nothing_is_left_of_what_was_not_finished(published, tmp_path, monkeypat
 
 
 def test_another_familys_run_is_not_exported(tmp_path, capsys):
-    run = ROOT / "tests" / "golden" / "run_format_1"
+    run = ROOT / "tests" / "golden" / "bert_3_steps"
     code, err = run_command(capsys, "export", run, "bilm", "--to", tmp_path / "out")
     assert code == 2 and "is no ELMo, and bilm is ELMo's format; give a run of an elmo recipe" in err
     assert len(err.splitlines()) == 1 and not list(tmp_path.iterdir())

@@ -46,7 +46,7 @@ def leaves(run: Path) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(params)}
 
 
-@pytest.mark.parametrize("name", ["task_format_1", *long("run_format_1")])
+@pytest.mark.parametrize("name", ["bert_classify_3", *long("bert_3_steps")])
 def test_a_run_that_goes_out_comes_back_bit_for_bit(name: str, tmp_path: Path):
     """Parameters, vocabulary, labels, and what makes the model."""
     golden = GOLDEN / name
@@ -63,14 +63,14 @@ def test_a_run_that_goes_out_comes_back_bit_for_bit(name: str, tmp_path: Path):
     assert isinstance(model, TransformerConfig) and isinstance(before, TransformerConfig)
     assert (model.hidden, model.eps) == (before.hidden, before.eps)
     assert (back.run.objective, back.labels, back.tokenizer) == (first.run.objective, first.labels, first.tokenizer)
-    if name == "task_format_1":
+    if name == "bert_classify_3":
         asked = ["the cat", "a dog sat"]
         assert contexture.predict(tmp_path / "back", asked) == contexture.predict(golden, asked)
 
 
 def test_an_export_with_pooling_has_the_files_of_sentence_transformers(tmp_path: Path):
     """Beside those that transformers reads; the vector of a text is made as `--pooling` says."""
-    done("export", GOLDEN / "run_format_1", "hf", "--to", tmp_path / "out", "--pooling", "lasttoken")
+    done("export", GOLDEN / "bert_3_steps", "hf", "--to", tmp_path / "out", "--pooling", "lasttoken")
     tree = {
         name: json.loads((tmp_path / "out" / name).read_text("utf-8"))
         for name in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json", "tokenizer_config.json")
@@ -78,7 +78,7 @@ def test_an_export_with_pooling_has_the_files_of_sentence_transformers(tmp_path:
     modules = [(module["path"], module["type"].rpartition(".")[2]) for module in tree["modules.json"]]
     assert modules == [("", "Transformer"), ("1_Pooling", "Pooling")]
     pooled = {name for name, value in tree["1_Pooling/config.json"].items() if value is True}
-    model = read(GOLDEN / "run_format_1").run.model
+    model = read(GOLDEN / "bert_3_steps").run.model
     assert isinstance(model, TransformerConfig) and pooled == {"pooling_mode_lasttoken"}
     assert tree["1_Pooling/config.json"]["word_embedding_dimension"] == model.hidden
     assert tree["sentence_bert_config.json"]["max_seq_length"] == model.length
@@ -98,19 +98,19 @@ def test_a_tokenizer_without_a_padding_token_pads_with_another():
 
 def test_pooling_is_for_hf_alone_and_one_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     code, err = run_command(
-        capsys, "export", GOLDEN / "run_format_1", "stablehlo", "--to", tmp_path / "out", "--pooling", "mean"
+        capsys, "export", GOLDEN / "bert_3_steps", "stablehlo", "--to", tmp_path / "out", "--pooling", "mean"
     )
     assert code == 2 and "--pooling has no meaning for stablehlo; it is for hf" in err
     with pytest.raises(contexture.ConfigError, match="hf has one of mean, cls, max, lasttoken"):
-        contexture.export_model(GOLDEN / "run_format_1", "hf", tmp_path / "out", pooling="sum")  # pyright: ignore[reportArgumentType]
+        contexture.export_model(GOLDEN / "bert_3_steps", "hf", tmp_path / "out", pooling="sum")  # pyright: ignore[reportArgumentType]
     assert not (tmp_path / "out").exists()
 
 
 def test_rows_behind_the_vocabulary_never_reach_a_file():
     """They stand for no token: a table made wider for the matrix products has them."""
-    record = read(GOLDEN / "run_format_1")
+    record = read(GOLDEN / "bert_3_steps")
     run = record.run
-    _, params, tokenizer = contexture.load(GOLDEN / "run_format_1")
+    _, params, tokenizer = contexture.load(GOLDEN / "bert_3_steps")
     wider = dataclasses.replace(run, model=dataclasses.replace(run.model, vocab=128))
 
     def wide(path: Any, x: Any) -> np.ndarray:
@@ -297,7 +297,7 @@ def test_what_is_broken_or_hostile_is_one_line_and_leaves_nothing(folder, capsys
 )  # fmt: skip
 def test_what_is_wrong_with_a_head_is_said(tmp_path, capsys, change, line):
     folder = tmp_path / "theirs"
-    convert.export_model(GOLDEN / "task_format_1", "hf", folder, None)
+    convert.export_model(GOLDEN / "bert_classify_3", "hf", folder, None)
     change(folder)
     refused(capsys, folder, line)
 
@@ -379,8 +379,8 @@ def test_a_folder_that_is_none_and_options_of_other_formats_are_said(folder, tmp
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("gpt_format_1", "transformers' GPT-2 has no banded layers, and this run has model.local-window=4"),
-        ("elmo_format_1", "transformers has no ELMo; export it as bilm"),
+        ("gpt_banded", "transformers' GPT-2 has no banded layers, and this run has model.local-window=4"),
+        ("elmo", "transformers has no ELMo; export it as bilm"),
     ],
 )
 def test_what_transformers_has_no_class_for_is_said(name: str, line: str, tmp_path: Path, capsys):

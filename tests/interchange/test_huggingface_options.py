@@ -125,7 +125,7 @@ def test_a_label_that_is_none_is_said(label: object):
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A classifier without names for its classes."""
     folder = tmp_path_factory.mktemp("classifier") / "theirs"
-    convert.export_model(GOLDEN / "task_format_1", "hf", folder, None)
+    convert.export_model(GOLDEN / "bert_classify_3", "hf", folder, None)
     config_with(id2label={"0": "LABEL_0", "1": "LABEL_1"}, label2id={"LABEL_0": 0, "LABEL_1": 1})(folder)
     return folder
 

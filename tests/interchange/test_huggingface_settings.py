@@ -37,7 +37,7 @@ def exported(golden: Path, **settings: Any) -> tuple[Any, Any, dict[str, Any]]:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_settings_go_out_by_the_names_of_transformers(tied):
-    model, tokenizer, written = exported(GOLDEN / "run_format_1", head_dropout=0.13, segments=5, tied=tied)
+    model, tokenizer, written = exported(GOLDEN / "bert_3_steps", head_dropout=0.13, segments=5, tied=tied)
     of = {
         "hidden_size": model.hidden, "num_attention_heads": model.heads, "intermediate_size": model.ffn,
         "initializer_range": 0.03,
@@ -54,7 +54,7 @@ def test_settings_go_out_by_the_names_of_transformers(tied):
 @pytest.mark.parametrize(("one_table", "tied"), [(False, True), (True, True), (False, False)])
 def test_a_table_of_tokens_and_places_goes_out_with_a_warning(one_table, tied, caplog):
     with caplog.at_level("WARNING", "contexture"):
-        model, tokenizer, written = exported(GOLDEN / "gpt_format_2", one_table=one_table, tied=tied)
+        model, tokenizer, written = exported(GOLDEN / "gpt", one_table=one_table, tied=tied)
     assert ("its softmax is over the tokens alone" in caplog.text) == one_table
     of = {
         "model_type": "gpt2", "n_embd": model.hidden, "n_head": model.heads, "n_inner": model.ffn,
@@ -68,7 +68,7 @@ def test_a_table_of_tokens_and_places_goes_out_with_a_warning(one_table, tied, c
 
 @pytest.mark.parametrize(("gelu", "afn"), [("tanh", "gelu"), ("relu", "relu")])
 def test_a_post_norm_gpt_goes_out_as_a_gpt1(gelu, afn):
-    model, tokenizer, written = exported(GOLDEN / "gpt_format_2", norm="post", ffn=96, gelu=gelu)
+    model, tokenizer, written = exported(GOLDEN / "gpt", norm="post", ffn=96, gelu=gelu)
     of = {
         "model_type": "openai-gpt", "afn": afn, "n_embd": 24, "n_head": 4, "n_layer": 3, "n_positions": 37,
         "resid_pdrop": 0.11, "embd_pdrop": 0.11, "attn_pdrop": 0.12, "vocab_size": tokenizer.size, "n_inner": None,
@@ -86,14 +86,14 @@ def test_a_post_norm_gpt_goes_out_as_a_gpt1(gelu, afn):
 )
 def test_what_transformers_has_no_class_for_is_refused(settings, line):
     with pytest.raises(ConfigError, match=re.escape(line)):
-        exported(GOLDEN / "gpt_format_2", **settings)
+        exported(GOLDEN / "gpt", **settings)
 
 
 def test_biases_that_a_run_lacks_go_out_as_zeros(caplog):
     with caplog.at_level("INFO", "contexture"):
-        exported(GOLDEN / "gpt_format_2")
+        exported(GOLDEN / "gpt")
     assert "wrote zeros for the biases" not in caplog.text
-    golden = GOLDEN / "gpt_format_2"
+    golden = GOLDEN / "gpt"
     record = read(golden)
     run = dataclasses.replace(record.run, model=dataclasses.replace(record.run.model, biases=False))  # pyright: ignore[reportCallIssue]
     params = random_parameters(model_of(run, ()), example(batch_fields(run), batch_sizes(run, 1)))

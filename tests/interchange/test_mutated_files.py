@@ -37,7 +37,7 @@ EXAMPLES = {n: settings(max_examples=n, deadline=None, suppress_health_check=EVE
 
 
 def hf(folder: Path) -> None:
-    convert.export_model(ROOT / "tests" / "golden" / "run_format_1", "hf", folder, None)
+    convert.export_model(ROOT / "tests" / "golden" / "bert_3_steps", "hf", folder, None)
 
 
 def hf_in_parts(folder: Path) -> None:

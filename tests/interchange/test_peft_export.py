@@ -23,8 +23,8 @@ BASE = "base_model.model."
 @pytest.mark.parametrize(
     ("name", "targets", "task", "saved", "adapted"),
     [
-        ("bert_format_2", ("query", "ffn"), None, ["cls"], "attention.self.query intermediate.dense output.dense"),
-        ("gpt_format_2", ("query", "value"), "CAUSAL_LM", None, "attn.c_attn"),
+        ("bert", ("query", "ffn"), None, ["cls"], "attention.self.query intermediate.dense output.dense"),
+        ("gpt", ("query", "value"), "CAUSAL_LM", None, "attn.c_attn"),
     ],
 )
 def test_adapters_are_what_peft_adds_to_the_base(name, targets, task, saved, adapted):

@@ -29,7 +29,7 @@ from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, close
 
 GOLDEN = ROOT / "tests" / "golden"
-RUNS = ("bert_format_2", "gpt_format_2", "elmo_format_2", "task_format_2", "elmo_task_format_1")
+RUNS = ("bert", "gpt", "elmo", "bert_classify", "elmo_tag")
 
 TEXTS = ["the cat sees the river .", "a whale", "my brother likes the moon and the sea ."]
 # What a process with jax alone does: the libraries of this project cannot be imported.
@@ -95,20 +95,20 @@ def test_a_pretrained_runs_program_gives_its_layers_and_logits(exported, name, t
 
 
 def test_a_classifiers_program_gives_the_probabilities_of_predict(exported, tmp_path, environment):
-    model = contexture.open(GOLDEN / "task_format_2")
+    model = contexture.open(GOLDEN / "bert_classify")
     answers = model.predict(TEXTS)
-    outputs = _alone(exported("task_format_2"), text_batch(model.tokenizer, TEXTS, 24), tmp_path, environment)
-    labels = json.loads((exported("task_format_2") / "model.json").read_text())["labels"]
+    outputs = _alone(exported("bert_classify"), text_batch(model.tokenizer, TEXTS, 24), tmp_path, environment)
+    labels = json.loads((exported("bert_classify") / "model.json").read_text())["labels"]
     assert tuple(labels) == model.labels
     assert_close(outputs["scores"], [[answer["scores"][label] for label in labels] for answer in answers], atol=1e-6)
 
 
 def test_a_taggers_program_gives_the_tags_of_predict(exported, tmp_path, environment):
     """Those of an ELMo with a CRF, of sentences of several lengths."""
-    model = contexture.open(GOLDEN / "elmo_task_format_1")
+    model = contexture.open(GOLDEN / "elmo_tag")
     words = [text.split() for text in TEXTS]
     answers = model.predict(words)
-    outputs = _alone(exported("elmo_task_format_1"), text_batch(model.tokenizer, TEXTS), tmp_path, environment)
+    outputs = _alone(exported("elmo_tag"), text_batch(model.tokenizer, TEXTS), tmp_path, environment)
     for row, (own, answer) in enumerate(zip(words, answers, strict=True)):
         tags = [model.labels[number] for number in outputs["tags"][row, : len(own)]]
         assert tags == answer["predictions"]
@@ -155,7 +155,7 @@ def test_a_choice_is_exported_with_its_alternatives(tiny_run, tmp_path, environm
 
 def test_a_card_says_what_the_model_is_and_no_folder_of_the_machine(tiny_run, tmp_path):
     tuned = tmp_path / "tuned"
-    shutil.copytree(GOLDEN / "task_format_2", tuned)
+    shutil.copytree(GOLDEN / "bert_classify", tuned)
     held_out = {"step": 8, "split": "dev", "loss": 0.5, "accuracy": 0.25}
     (tuned / "metrics.jsonl").write_text(json.dumps(held_out) + "\n")
     for run, format, task in ((tiny_run, "hf", "fill-mask"), (tuned, "stablehlo", "text-classification")):
@@ -166,9 +166,9 @@ def test_a_card_says_what_the_model_is_and_no_folder_of_the_machine(tiny_run, tm
         assert ("| epochs | " in card) == (run == tuned)
         assert format != "hf" or "config.architectures[0]" in card
     assert "Labels: `animal`, `person`" in card and "| accuracy | 0.25" in card and "trained for" in card
-    record = read(GOLDEN / "bert_format_2")
+    record = read(GOLDEN / "bert")
     whole = replace(record.run, optim=replace(record.run.optim, warmup=7, weight_decay=0.1), seed=3)
-    card = model_card(GOLDEN / "bert_format_2", replace(record, run=whole), 120, "hf", 7)
+    card = model_card(GOLDEN / "bert", replace(record, run=whole), 120, "hf", 7)
     settings = ("steps data.batch data.length optim.name optim.peak-lr optim.warmup optim.weight-decay optim.schedule "
                 "model.dropout model.dtype seed")  # fmt: skip
     table = card.partition("## Training")[2].partition("\n## ")[0]
@@ -177,34 +177,34 @@ def test_a_card_says_what_the_model_is_and_no_folder_of_the_machine(tiny_run, tm
             "span": "question-answering", "classify": "text-classification"}  # fmt: skip
     for kind, tag in tags.items():
         task = replace(record.run, task=replace(record.run.task, kind=kind))
-        assert f"pipeline_tag: {tag}\n" in model_card(GOLDEN / "bert_format_2", replace(record, run=task), 120, "hf", 7)
-    for run, tag in (("gpt_format_2", "text-generation"), ("elmo_format_2", "feature-extraction")):
+        assert f"pipeline_tag: {tag}\n" in model_card(GOLDEN / "bert", replace(record, run=task), 120, "hf", 7)
+    for run, tag in (("gpt", "text-generation"), ("elmo", "feature-extraction")):
         assert f"pipeline_tag: {tag}\n" in model_card(GOLDEN / run, read(GOLDEN / run), 120, "hf", 7)
-    card = model_card(GOLDEN / "bert_format_2", record, 120, "hf", 7)
+    card = model_card(GOLDEN / "bert", record, 120, "hf", 7)
     assert "Held-out" not in card and "7 parameters" in card and "dim L" not in card
     limits = (
         "A sequence (dim L) has at most 24 tokens; it was trained on sequences of at most 24. A batch (dim B) has any"
     )
-    assert limits in model_card(GOLDEN / "bert_format_2", record, 120, "stablehlo", 7)
-    record = read(GOLDEN / "elmo_format_2")
-    assert "(dim L) has any number of words; it" in model_card(GOLDEN / "elmo_format_2", record, 9, "stablehlo", 7)
+    assert limits in model_card(GOLDEN / "bert", record, 120, "stablehlo", 7)
+    record = read(GOLDEN / "elmo")
+    assert "(dim L) has any number of words; it" in model_card(GOLDEN / "elmo", record, 9, "stablehlo", 7)
 
 
 def test_another_format_is_one_clear_line(capsys, tmp_path):
     from tests.helpers.commands import run_command
 
-    code, err = run_command(capsys, "export", GOLDEN / "bert_format_2", "onnx", "--to", tmp_path / "x")
+    code, err = run_command(capsys, "export", GOLDEN / "bert", "onnx", "--to", tmp_path / "x")
     assert code == 2 and "stablehlo" in err and len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("bert_format_2", {"hidden": "f32 BLD", "logits": "f32 BPV"}),
-        ("gpt_format_2", {"hidden": "f32 BLD", "logits": "f32 BLV"}),
-        ("elmo_format_2", {"hidden": "f32 BLD", "states": "f32 NBLD"}),
-        ("task_format_2", {"scores": "f32 BC"}),
-        *long(("elmo_task_format_1", {"scores": "f32 BL", "tags": "i32 BL"})),
+        ("bert", {"hidden": "f32 BLD", "logits": "f32 BPV"}),
+        ("gpt", {"hidden": "f32 BLD", "logits": "f32 BLV"}),
+        ("elmo", {"hidden": "f32 BLD", "states": "f32 NBLD"}),
+        ("bert_classify", {"scores": "f32 BC"}),
+        *long(("elmo_tag", {"scores": "f32 BL", "tags": "i32 BL"})),
     ],
 )
 def test_a_program_has_these_outputs(name, expected):
@@ -222,6 +222,6 @@ def test_a_program_has_these_outputs(name, expected):
 
 
 def test_a_vocabulary_that_cannot_spell_the_example_has_an_empty_one():
-    run = read(GOLDEN / "gpt_format_2").run
+    run = read(GOLDEN / "gpt").run
     inputs = stablehlo._example(run, {"tokens": "i32 BL", "mask": "i32 BL"}, Characters(["x", "y"]))
     assert {name: x.shape for name, x in inputs.items()} == {"tokens": (2, 0), "mask": (2, 0)}

@@ -46,8 +46,8 @@ def test_a_run_that_was_trained_here_answers_the_same_there(tmp_path: Path):
     """A pretrained BERT and one with a task; text goes through both tokenizers."""
     texts = ["the cat sat", "a dog"]
     for name, auto, head in (
-        ("run_format_1", "AutoModelForPreTraining", "nsp"),
-        ("task_format_1", "AutoModelForSequenceClassification", "classify"),
+        ("bert_3_steps", "AutoModelForPreTraining", "nsp"),
+        ("bert_classify_3", "AutoModelForSequenceClassification", "classify"),
     ):
         done("export", GOLDEN / name, "hf", "--to", tmp_path / name)
         model, params, tokenizer = contexture.load(GOLDEN / name)

@@ -31,7 +31,7 @@ POOLED: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 def test_vectors_of_texts_are_the_runs_own(family: str, pooling: str, gpt_run: Path, tmp_path: Path):
     from sentence_transformers import SentenceTransformer  # pyright: ignore[reportMissingImports]
 
-    run = gpt_run if family == "gpt" else GOLDEN / "run_format_1"
+    run = gpt_run if family == "gpt" else GOLDEN / "bert_3_steps"
     contexture.export_model(run, "hf", tmp_path / "out", pooling=pooling)  # pyright: ignore[reportArgumentType]
     theirs = SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(TEXTS)
     tokens = contexture.open(run).embed(TEXTS, of="tokens")

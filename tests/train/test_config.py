@@ -6,9 +6,7 @@ import json
 import os
 import re
 import signal
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
@@ -23,17 +21,12 @@ from contexture.train.options import EvaluateConfig, InitConfig, OptimConfig
 from contexture.train.run.folder import steps
 from contexture.train.run.signals import Interrupted, Signals
 from contexture.train.run_file import (
-    RunRecord,
     fingerprint,
     from_json,
     may_change,
     read,
     resolve_schedule,
-    to_json,
-    with_settings_of_the_start,
-    write,
 )
-from contexture.train.run_format_1 import upgrade
 
 
 def test_epochs_and_warm_up_are_counted_as_the_original_counts():
@@ -121,12 +114,11 @@ def test_another_number_is_another_run(name):
     assert fingerprint(run, "t", "d") == fingerprint(dataclasses.replace(run, dir="b", steps=20_000), "t", "d")
 
 
-@pytest.mark.parametrize("name", ["run", "task", "gpt", "elmo", "elmo_task"])
-def test_a_run_of_an_earlier_version_keeps_its_identity(name):
-    """Its identity is that which its checkpoint was written with: fields at their default do not count."""
-    folder = GOLDEN / f"{name}_format_1"
-    record = read(folder)
-    asked = from_json(upgrade(json.loads((folder / "run.json").read_text()))["config"], "run.json")
+@pytest.mark.parametrize("name", ["bert", "bert_classify", "gpt", "elmo", "elmo_tag"])
+def test_a_run_keeps_its_identity(name):
+    """That which its checkpoint was written with: fields at their default do not count."""
+    folder = GOLDEN / name
+    record, asked = read(folder), from_json(json.loads((folder / "run.json").read_text())["config"], "run.json")
     (step,) = steps(folder / "checkpoints")
     saved = read_meta(folder / "checkpoints" / str(step))["identity"]
     assert fingerprint(asked, record.tokenizer, record.data) == saved
@@ -175,18 +167,3 @@ def test_a_signal_is_noted_and_told_between_two_steps(number):
     finally:
         signals.close()
     assert {n: signal.getsignal(n) for n in before} == before
-
-
-def test_an_older_run_keeps_the_rate_of_its_mixing_weights(tmp_path):
-    given = Run(dir=str(tmp_path), optim=OptimConfig(mix_lr=0.05))
-    own = replace(given, optim=OptimConfig(mix_lr=0.1))
-    assert with_settings_of_the_start(given, given, tmp_path) == given
-    (tmp_path / "run.json").write_text("{")
-    assert with_settings_of_the_start(given, given, tmp_path) == given
-    tree = to_json(given)
-    cast(dict[str, Any], tree["optim"]).pop("mix_lr")
-    (tmp_path / "run.json").write_text(json.dumps({"format": 2, "config": tree}))
-    assert with_settings_of_the_start(given, given, tmp_path).optim.mix_lr == 0.0
-    assert with_settings_of_the_start(own, given, tmp_path) == own
-    write(tmp_path, RunRecord(run=given))
-    assert with_settings_of_the_start(given, given, tmp_path) == given

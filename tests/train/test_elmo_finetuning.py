@@ -21,7 +21,7 @@ from tests.helpers.parity_rule import worst
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
-ELMO = Path(__file__).parents[1] / "golden" / "elmo_format_2"
+ELMO = Path(__file__).parents[1] / "golden" / "elmo"
 WORDS = Words(["<S>", "</S>", "<UNK>", "the"], "punctuation")
 
 

@@ -57,7 +57,7 @@ def test_a_task_is_learned(task_run):
 
 
 def test_one_knows_what_was_taken_over(capsys, words, tmp_path, start_or_run):
-    source = GOLDEN / "bert_format_2"
+    source = GOLDEN / "bert"
     assert finetune([*from_run(words(), source), *SMALL], tmp_path / "run") == start_or_run
     messages = stderr_of(capsys)
     assert f"parameters from {source}, step 120" in messages and "kept backbone/… (23 tensors)" in messages
@@ -69,7 +69,7 @@ def test_one_knows_what_was_taken_over(capsys, words, tmp_path, start_or_run):
 
 def test_the_same_labels_keep_their_head_and_others_drop_it(capsys, words, tmp_path, start_only):
     """Said before the first step; of labels that are the same but for one, the head is new."""
-    asked = [*from_run(words(), GOLDEN / "task_format_2"), *SMALL]
+    asked = [*from_run(words(), GOLDEN / "bert_classify"), *SMALL]
     lines = [f"the cat sees {n}\t{('animal', 'person', 'thing')[n % 3]}\n" for n in range(18 * 3)]
     for count, said in ((2, ["kept heads_classify/… (2 tensors)"]),
                         (3, ["dropped heads_classify/kernel 8×2", "new heads_classify/kernel 8×3"])):  # fmt: skip
@@ -115,7 +115,7 @@ PATIENT = [
 
 def test_a_run_without_progress_stops_early_and_stays_stopped(capsys, words, tmp_path):
     """Its backbone is frozen, and is that of the run it began from to the bit."""
-    folder, source = tmp_path / "run", GOLDEN / "bert_format_2"
+    folder, source = tmp_path / "run", GOLDEN / "bert"
     patient = [*from_run(words(), source), *PATIENT]
     assert finetune(patient, folder) == 0
     out, err = capsys.readouterr()
@@ -131,7 +131,7 @@ def test_a_run_without_progress_stops_early_and_stays_stopped(capsys, words, tmp
 
 @pytest.mark.long
 def test_more_patience_lets_a_stopped_run_go_on(capsys, words, tmp_path):
-    words = [*from_run(words(), GOLDEN / "bert_format_2"), *PATIENT]
+    words = [*from_run(words(), GOLDEN / "bert"), *PATIENT]
     assert finetune(words, tmp_path / "run") == 0 and "done: 3 steps in" in capsys.readouterr().err
     assert finetune([*words, "--evaluate.patience", "3"], tmp_path / "run") == 0
     assert "done: 4 steps in" in capsys.readouterr().err
@@ -180,7 +180,7 @@ def test_a_file_and_texts_at_hand_are_answered_alike(task_run, task_files, tmp_p
 
 
 def test_gaps_are_filled_by_likelihood(capsys):
-    run = GOLDEN / "bert_format_2"
+    run = GOLDEN / "bert"
     gaps = contexture.open(run).fill("The [MASK] sees the river. [MASK] old man.", top=3)
     assert [len(gap) for gap in gaps] == [3, 3]
     assert all(0 < b["score"] <= a["score"] < 1 for gap in gaps for a, b in zip(gap, gap[1:], strict=False))

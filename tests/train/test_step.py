@@ -303,8 +303,7 @@ def test_the_best_is_the_first_of_the_smallest_ranks_and_nan_is_none():
         seen.append((best.rank, best.step, best.evals_without_improvement))
     assert seen[0] == (None, 0, 1) and seen[2:6] == [(2.0, 2, n) for n in range(4)]
     assert seen[6:] == [(1.0, 6, 0), (1.0, 6, 1)]
-    first = {"metric": "loss", "rank": 1.0, "step": 6, "waited": 1}  # as the first checkpoints have it
-    assert Best.stored(first) == Best.stored(dataclasses.asdict(best)) == best
+    assert Best(**dataclasses.asdict(best)) == best
 
 
 def test_a_steps_memory_grows_with_its_batch_and_decides_the_arenas():

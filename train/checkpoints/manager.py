@@ -170,17 +170,17 @@ class Checkpoints:
         self._ranks: dict[int, float | None] = {}
         self._writing = 0, False  # the step, and whether it is the run's last
 
-    def restore_latest(self, expected: T, part: bool = False) -> tuple[T, Meta] | None:
+    def restore_latest(self, expected: T) -> tuple[T, Meta] | None:
         """Returns the newest checkpoint that is good in every number, or None if there are no checkpoints.
 
-        part: a checkpoint may hold more arrays than `expected` has. Warns of each that is damaged, and moves it to
-        `damaged/`. Raises CheckpointError if none is good, ConfigError for one of a run with another fingerprint.
+        Warns of each that is damaged, and moves it to `damaged/`. Raises CheckpointError if none is good, ConfigError
+        for one of a run with another fingerprint.
         """
         existing = steps(self.directory)
         bad: list[str] = []
         for step in reversed(existing):
             try:
-                state, meta = restore(self.directory / str(step), expected, self.mesh, part=part)
+                state, meta = restore(self.directory / str(step), expected, self.mesh)
             except CheckpointError as error:
                 bad.append(f"step {step}: {error}")
                 logger.warning(f"checkpoint of {bad[-1]}; trying the one before")

@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeAlias
 from contexture.train import run_file
 from contexture.train.checkpoints.late_evaluation import text_digest, with_evaluation
 from contexture.train.errors import CheckpointError, ConfigError
-from contexture.train.metrics import saved_rank
 from contexture.train.run.folder import steps
 
 FORMAT = 1
@@ -72,7 +71,7 @@ def digest_of(directory: Path) -> str:
 def rank_of(meta: Meta, metric: str) -> float | None:
     """Returns a checkpoint's rank by a metric, the lower the better; None if that was not measured at its step."""
     if meta.get("metric", "loss") == metric:
-        return saved_rank(metric, meta.get("rank", meta["held_out_loss"]))
+        return meta.get("rank", meta["held_out_loss"])
     return meta["held_out_loss"] if metric == "loss" else None
 
 

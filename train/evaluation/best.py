@@ -54,11 +54,6 @@ class Best:
     step: int = 0
     evals_without_improvement: int = 0
 
-    @classmethod
-    def stored(cls, tree: Mapping[str, Any]) -> "Best":
-        """Returns the one that a checkpoint holds; the first checkpoints called the count `waited`."""
-        return cls(**{"evals_without_improvement" if name == "waited" else name: x for name, x in tree.items()})
-
     def update(self, step: int, rank: float) -> None:
         """Takes the evaluation of a step. Of equals the first is the best; NaN is never better."""
         if math.isfinite(rank) and (self.rank is None or rank < self.rank):

@@ -48,7 +48,7 @@ def _picture(browser: Any) -> str:
 
 @pytest.fixture
 def bert_page(tmp_path: Path) -> Path:
-    return _write(tmp_path / "page.html", "bert_format_2", "the cat sat", second="a mat")
+    return _write(tmp_path / "page.html", "bert", "the cat sat", second="a mat")
 
 
 def test_a_hover_shows_a_tokens_weights_to_three_decimals_at_least(browser: Any, bert_page: Path):
@@ -57,7 +57,7 @@ def test_a_hover_shows_a_tokens_weights_to_three_decimals_at_least(browser: Any,
     token = browser.find_element(By.ID, "query-1")
     ActionChains(browser).move_to_element(token).perform()
     assert _picture(browser) != before and "active" in token.get_attribute("class")
-    weights = contexture.open(GOLDEN / "bert_format_2").attention("the cat sat", "a mat")["weights"]
+    weights = contexture.open(GOLDEN / "bert").attention("the cat sat", "a mat")["weights"]
     shown = [each.text for each in browser.find_elements(By.CSS_SELECTOR, ".column.right .number")]
     assert shown == [f"{weight:.4f}" for weight in np.round(weights[0, 0, 1], 4)]
     assert "the (token 2) reads" in text_of(browser, ".info")
@@ -113,7 +113,7 @@ def test_a_thumbnail_opens_its_head(browser: Any, bert_page: Path):
 def test_hidden_tokens_are_not_drawn_and_the_page_says_what_they_took(browser: Any, bert_page: Path):
     _open(browser, bert_page)
     before = _picture(browser)
-    maps = contexture.open(GOLDEN / "bert_format_2").attention("the cat sat", "a mat")
+    maps = contexture.open(GOLDEN / "bert").attention("the cat sat", "a mat")
     out = [place for place, name in enumerate(maps["tokens"]) if name == "[SEP]"]
     others = [place for place in range(len(maps["tokens"])) if place not in out]
     mass = maps["weights"][0, 0][np.ix_(others, out)].sum(1).mean()
@@ -128,7 +128,7 @@ def test_hidden_tokens_are_not_drawn_and_the_page_says_what_they_took(browser: A
 
 def test_the_neuron_view_has_the_dot_products_and_their_elements(browser: Any, bert_page: Path):
     _open(browser, bert_page)
-    maps = contexture.open(GOLDEN / "bert_format_2").attention("the cat sat", "a mat")
+    maps = contexture.open(GOLDEN / "bert").attention("the cat sat", "a mat")
     press(browser, "3")
     wait(browser, "neuron 1 1")
     browser.find_element(By.ID, "query-2").click()
@@ -168,7 +168,7 @@ def test_the_texts_of_the_neuron_view_are_whole_and_apart(
     monkeypatch.setattr(pages, "layer_maps", maps)
     monkeypatch.setattr(pages, "token_sequence", lambda *_: TokenSequence([5] * 5, [True] * 5, [0] * 5))
     model = build(BertConfig(vocab=30, length=8, layers=2, hidden=2 * vector, heads=2, ffn=8))
-    tokenizer = contexture.open(GOLDEN / "bert_format_2").tokenizer
+    tokenizer = contexture.open(GOLDEN / "bert").tokenizer
     pages.write_page(tmp_path / "page.html", "a run", model, {}, tokenizer, "text", head=HeadConfig())
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -195,7 +195,7 @@ def test_the_texts_of_the_neuron_view_are_whole_and_apart(
 
 def test_no_request_leaves_the_page_and_text_staystext_of(browser: Any, tmp_path: Path):
     text = "</script><b>"
-    file = _write(tmp_path / "page.html", "gpt_format_2", text)
+    file = _write(tmp_path / "page.html", "gpt", text)
     _open(browser, file)
     for view in "231":
         press(browser, view)
@@ -208,8 +208,8 @@ def test_no_request_leaves_the_page_and_text_staystext_of(browser: Any, tmp_path
 
 
 def test_an_elmos_page_shows_gates_and_layer_weights(browser: Any, tmp_path: Path):
-    _open(browser, _write(tmp_path / "page.html", "elmo_task_format_1", "the cat sat"), "gates 1 ")
-    gates = contexture.open(GOLDEN / "elmo_task_format_1").gates("the cat sat")
+    _open(browser, _write(tmp_path / "page.html", "elmo_tag", "the cat sat"), "gates 1 ")
+    gates = contexture.open(GOLDEN / "elmo_tag").gates("the cat sat")
     press(browser, "j", Keys.ARROW_DOWN)
     wait(browser, "gates 2 ")
     assert f"{gates['means'][0, 1, 0, 0]:.4f}" in text_of(browser, ".info")
@@ -236,7 +236,7 @@ def test_512_tokens_of_144_heads_open_within_three_seconds_and_20_mb(
     model = build(BertConfig(vocab=30, length=512, layers=12, hidden=768, heads=12, ffn=8))
     to = tmp_path / "page.html"
     with jax.default_device(jax.devices("cpu")[0]):
-        tokenizer = contexture.open(GOLDEN / "bert_format_2").tokenizer
+        tokenizer = contexture.open(GOLDEN / "bert").tokenizer
         page = pages.write_page(to, "large", model, {}, tokenizer, "text", head=HeadConfig())
     assert page.bytes < 20_000_000 and page.tokens == 512
     browser.get("about:blank")
@@ -249,7 +249,7 @@ def test_512_tokens_of_144_heads_open_within_three_seconds_and_20_mb(
 
 
 def test_on_paper_the_colours_are_light_and_every_row_is_there(browser: Any, tmp_path: Path):
-    _open(browser, _write(tmp_path / "page.html", "gpt_format_2", "the cat sat"))
+    _open(browser, _write(tmp_path / "page.html", "gpt", "the cat sat"))
     press(browser, "t")
     browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
     assert browser.execute_script("return document.documentElement.dataset.theme") == "light"

@@ -39,7 +39,7 @@ def _means_of(inputs: np.ndarray, params: dict[str, np.ndarray], layer: int, con
     return np.array(means).T
 
 
-@pytest.mark.parametrize("run", ["elmo_task_format_1", *long("elmo_format_2")])
+@pytest.mark.parametrize("run", ["elmo_tag", *long("elmo")])
 def test_gates_are_those_of_the_equations_in_both_directions(run: str):
     model = contexture.open(GOLDEN / run)
     got = model.gates(TEXT)
@@ -66,7 +66,7 @@ def test_gates_are_those_of_the_equations_in_both_directions(run: str):
 
 
 def test_each_words_shares_of_the_layers_are_weight_times_length():
-    model = contexture.open(GOLDEN / "elmo_task_format_1")
+    model = contexture.open(GOLDEN / "elmo_tag")
     mixes = model.gates(TEXT)["mixes"]
     assert [mix["place"] for mix in mixes] == ["input", "output"] and mixes[0]["layers"] == [0, 1, 2]
     vectors = np.stack([model.embed(TEXT, of="words", layers=layer) for layer in range(3)])
@@ -78,11 +78,11 @@ def test_each_words_shares_of_the_layers_are_weight_times_length():
 
 
 def test_a_run_without_a_learned_mix_has_gates_alone():
-    assert contexture.open(GOLDEN / "elmo_format_2").gates("a cat")["mixes"] == []
+    assert contexture.open(GOLDEN / "elmo").gates("a cat")["mixes"] == []
 
 
 def test_a_models_outputs_do_not_depend_on_who_asks_for_gates():
-    model = contexture.open(GOLDEN / "elmo_format_2")
+    model = contexture.open(GOLDEN / "elmo")
     before = model.embed(TEXT)
     model.gates(TEXT)
     assert np.array_equal(before, model.embed(TEXT))
@@ -90,7 +90,7 @@ def test_a_models_outputs_do_not_depend_on_who_asks_for_gates():
 
 def test_other_families_and_texts_without_words_are_one_clear_line():
     with pytest.raises(DataError, match="gates are those of an ELMo"):
-        contexture.open(GOLDEN / "bert_format_2").gates(TEXT)
-    model = contexture.open(GOLDEN / "elmo_format_2")
+        contexture.open(GOLDEN / "bert").gates(TEXT)
+    model = contexture.open(GOLDEN / "elmo")
     with pytest.raises(DataError, match="text= is empty; give a text"):
         word_gates(model.model, model.params, model.tokenizer, " ", model.run.head)

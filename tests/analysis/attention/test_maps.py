@@ -119,7 +119,7 @@ def test_chosen_layers_and_heads_are_those_of_all():
 
 
 def test_a_loaded_model_returns_plain_arrays():
-    model = contexture.open(GOLDEN / "bert_format_2")
+    model = contexture.open(GOLDEN / "bert")
     maps = model.attention("the cat sat", "on a mat", layers=2, heads=[2, 1])
     count, width = len(maps["tokens"]), model.run.model.hidden // 2  # pyright: ignore[reportAttributeAccessIssue]
     assert maps["layers"] == [2] and maps["heads"] == [1, 2]
@@ -132,7 +132,7 @@ def test_a_loaded_model_returns_plain_arrays():
 
 
 def test_a_fine_tuned_gpt_reads_its_marks_and_a_pretrained_one_none():
-    model = contexture.open(GOLDEN / "gpt_format_2")
+    model = contexture.open(GOLDEN / "gpt")
     config, tokenizer = model.model.config, model.tokenizer
     assert isinstance(config, GptConfig)
     alone, both = tokenizer.encode("the cat"), tokenizer.encode("sat")
@@ -148,19 +148,19 @@ def test_a_fine_tuned_gpt_reads_its_marks_and_a_pretrained_one_none():
 @pytest.mark.parametrize(
     ("run", "options", "message"),
     [
-        ("bert_format_2", {"text": " \n"}, "text= is empty; give a text"),
-        ("bert_format_2", {"second": ""}, "second= is empty; give a text"),
-        ("bert_format_2", {"text": "\x01"}, r"has no token of the vocabulary; give another text"),
-        ("bert_format_2", {"text": "a " * 100}, "the text has 102 tokens, 2 special ones among them, and the model "
+        ("bert", {"text": " \n"}, "text= is empty; give a text"),
+        ("bert", {"second": ""}, "second= is empty; give a text"),
+        ("bert", {"text": "\x01"}, r"has no token of the vocabulary; give another text"),
+        ("bert", {"text": "a " * 100}, "the text has 102 tokens, 2 special ones among them, and the model "
          "takes [0-9]+; give a shorter text"),
-        ("gpt_format_2", {"text": "a " * 400}, "the text has [0-9]+ tokens and the model takes [0-9]+; give a"),
-        ("gpt_format_2", {"second": "b"}, "second: this GPT was not fine-tuned on pairs and reads one text; leave"),
-        ("bert_format_2", {"layers": 3}, "layers: 3 is none of the model's layers, 1 to 2; give some of these"),
-        ("bert_format_2", {"layers": [1, 0]}, "layers: 0 is none of the model's layers, 1 to 2"),
-        ("bert_format_2", {"layers": []}, "layers: none is given; give some of 1 to 2, or leave layers out for all"),
-        ("gpt_format_2", {"heads": -1}, "heads: -1 is none of the model's heads, 1 to 2; give some of these"),
-        ("gpt_format_2", {"heads": ["a"]}, "heads: 'a' is none of the model's heads, 1 to 2"),
-        ("elmo_format_2", {}, "an ELMo has no attention: its LSTMs have gates instead; give a run of a BERT or a GPT"),
+        ("gpt", {"text": "a " * 400}, "the text has [0-9]+ tokens and the model takes [0-9]+; give a"),
+        ("gpt", {"second": "b"}, "second: this GPT was not fine-tuned on pairs and reads one text; leave"),
+        ("bert", {"layers": 3}, "layers: 3 is none of the model's layers, 1 to 2; give some of these"),
+        ("bert", {"layers": [1, 0]}, "layers: 0 is none of the model's layers, 1 to 2"),
+        ("bert", {"layers": []}, "layers: none is given; give some of 1 to 2, or leave layers out for all"),
+        ("gpt", {"heads": -1}, "heads: -1 is none of the model's heads, 1 to 2; give some of these"),
+        ("gpt", {"heads": ["a"]}, "heads: 'a' is none of the model's heads, 1 to 2"),
+        ("elmo", {}, "an ELMo has no attention: its LSTMs have gates instead; give a run of a BERT or a GPT"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_computed_is_one_clear_line(run: str, options: dict[str, Any], message: str):
@@ -170,7 +170,7 @@ def test_what_cannot_be_computed_is_one_clear_line(run: str, options: dict[str, 
 
 
 def test_a_text_as_long_as_the_model_is_read_whole():
-    model = contexture.open(GOLDEN / "gpt_format_2")
+    model = contexture.open(GOLDEN / "gpt")
     room = model.run.model.length  # pyright: ignore[reportAttributeAccessIssue]
     text = model.tokenizer.decode(model.tokenizer.encode("the cat sat on a mat. " * room)[:room])
     maps = model.attention(text, layers=1, heads=1)

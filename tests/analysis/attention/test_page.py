@@ -44,9 +44,9 @@ def _numbers(page: str, name: str) -> np.ndarray:
 
 
 def test_a_page_holds_the_maps_rounded_as_it_says(tmp_path: Path):
-    page = _page(tmp_path, "bert_format_2", layers=2)
+    page = _page(tmp_path, "bert", layers=2)
     data = json.loads(_block(page, "data"))
-    maps = contexture.open(GOLDEN / "bert_format_2").attention("the cat", layers=2)
+    maps = contexture.open(GOLDEN / "bert").attention("the cat", layers=2)
     assert data["tokens"] == maps["tokens"] and data["layers"] == data["neurons"] == [2] and data["decimals"] == 4
     got = _numbers(page, "weights-2").reshape(maps["weights"].shape[1:]) / 10**4
     assert_close(got, maps["weights"][0], rtol=0, atol=0.5001e-4)
@@ -58,10 +58,10 @@ def test_a_page_holds_the_maps_rounded_as_it_says(tmp_path: Path):
 
 def test_of_many_weights_three_decimals_are_kept_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pages, "FINE_WEIGHTS", 10)
-    page = _page(tmp_path, "gpt_format_2")
+    page = _page(tmp_path, "gpt")
     data = json.loads(_block(page, "data"))
     assert data["decimals"] == 3 and "rounded to 3 decimals" in data["notes"]
-    maps = contexture.open(GOLDEN / "gpt_format_2").attention("the cat")
+    maps = contexture.open(GOLDEN / "gpt").attention("the cat")
     got = _numbers(page, "weights-1").reshape(maps["weights"].shape[1:]) / 10**3
     assert worst(abs(got - maps["weights"][0]).ravel()) <= 0.5001e-3
 
@@ -84,7 +84,7 @@ def test_queries_and_keys_that_have_room_are_spread_over_all_layers():
 
 
 def test_text_stays_text_and_nothing_but_the_pages_own_script_may_run(tmp_path: Path):
-    page = _page(tmp_path, "gpt_format_2", text=ATTACK, title=ATTACK)
+    page = _page(tmp_path, "gpt", text=ATTACK, title=ATTACK)
     assert page.count("<script") == page.count("</script>") == 2 + 2 * 2  # data, the script, two arrays of two layers
     assert "<!--" not in page and ATTACK not in page
     assert "".join(json.loads(_block(page, "data"))["tokens"]) == ATTACK
@@ -98,7 +98,7 @@ def test_text_stays_text_and_nothing_but_the_pages_own_script_may_run(tmp_path: 
 
 
 def test_control_characters_are_shown_and_do_not_act(tmp_path: Path):
-    page = _page(tmp_path, "gpt_format_2", text="a\x1bb", title="a\u202eb")
+    page = _page(tmp_path, "gpt", text="a\x1bb", title="a\u202eb")
     assert "".join(json.loads(_block(page, "data"))["tokens"]) == "a\\x1bb"
     assert not set(page) & {"\x1b", "\u202e"}
 
@@ -106,8 +106,8 @@ def test_control_characters_are_shown_and_do_not_act(tmp_path: Path):
 @pytest.mark.parametrize(
     ("run", "options", "groups", "causal"),
     [
-        ("bert_format_2", {"second": "a"}, ["[CLS]", "[SEP]"], False),
-        ("gpt_format_2", {}, ["the first token"], True),
+        ("bert", {"second": "a"}, ["[CLS]", "[SEP]"], False),
+        ("gpt", {}, ["the first token"], True),
     ],
 )
 def test_a_page_says_what_a_query_sees_and_which_tokens_can_be_hidden(
@@ -119,7 +119,7 @@ def test_a_page_says_what_a_query_sees_and_which_tokens_can_be_hidden(
 
 
 def test_a_page_says_which_layers_are_banded(tmp_path: Path):
-    model, to = contexture.open(GOLDEN / "gpt_format_2"), tmp_path / "page.html"
+    model, to = contexture.open(GOLDEN / "gpt"), tmp_path / "page.html"
     banded = build(dataclasses.replace(model.model.config, local_window=3))
     with model.computing():
         pages.write_page(to, "", banded, model.params, model.tokenizer, "the cat sat", head=model.run.head)
@@ -132,24 +132,24 @@ def test_a_page_says_which_layers_are_banded(tmp_path: Path):
 
 
 def test_an_elmos_page_has_gates_and_the_mixes_of_its_task(tmp_path: Path):
-    data = json.loads(_block(_page(tmp_path, "elmo_task_format_1", text="the cat sat", layers=2), "data"))
-    gates = contexture.open(GOLDEN / "elmo_task_format_1").gates("the cat sat")
+    data = json.loads(_block(_page(tmp_path, "elmo_tag", text="the cat sat", layers=2), "data"))
+    gates = contexture.open(GOLDEN / "elmo_tag").gates("the cat sat")
     assert data["views"] == ["gates", "mix"] and data["tokens"] == ["the", "cat", "sat"] and data["layers"] == [2]
     assert_close(np.array(data["means"]), gates["means"][:, 1:], rtol=0, atol=0.5001e-4)
     shares = gates["mixes"][0]["shares"]
     assert shares is not None
     assert_close(np.array(data["mixes"][0]["shares"]), shares, rtol=0, atol=0.5001e-4)
-    plain = json.loads(_block(_page(tmp_path, "elmo_format_2", text="the cat sat"), "data"))
+    plain = json.loads(_block(_page(tmp_path, "elmo", text="the cat sat"), "data"))
     assert plain["views"] == ["gates"] and plain["mixes"] == []
 
 
 @pytest.mark.parametrize(
     ("run", "options", "message"),
     [
-        ("elmo_format_2", {"heads": [1]}, "heads: an ELMo has no attention and no heads; leave heads out: the page"),
-        ("elmo_format_2", {"second": "b"}, "second: an ELMo reads each text alone; leave the second one out"),
-        ("elmo_format_2", {"layers": 5}, "layers: 5 is none of the model's layers, 1 to 2; give some of these"),
-        ("elmo_format_2", {"text": ""}, "text= is empty; give a text"),
+        ("elmo", {"heads": [1]}, "heads: an ELMo has no attention and no heads; leave heads out: the page"),
+        ("elmo", {"second": "b"}, "second: an ELMo reads each text alone; leave the second one out"),
+        ("elmo", {"layers": 5}, "layers: 5 is none of the model's layers, 1 to 2; give some of these"),
+        ("elmo", {"text": ""}, "text= is empty; give a text"),
     ],
 )
 def test_what_an_elmo_has_not_is_one_clear_line(tmp_path: Path, run: str, options: dict[str, Any], message: str):
@@ -170,7 +170,7 @@ def test_what_an_elmo_has_not_is_one_clear_line(tmp_path: Path, run: str, option
 )
 def test_a_mistake_is_one_clear_line_and_no_page(tmp_path: Path, capsys, monkeypatch, words: str, message: str):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["attention", str(GOLDEN / "bert_format_2"), "--text", "the cat", *words.split()]) == 2
+    assert cli.main(["attention", str(GOLDEN / "bert"), "--text", "the cat", *words.split()]) == 2
     out, err = capsys.readouterr()
     assert not out and len(err.splitlines()) == 1 and message in err, err
     assert not list(tmp_path.iterdir())
@@ -179,9 +179,9 @@ def test_a_mistake_is_one_clear_line_and_no_page(tmp_path: Path, capsys, monkeyp
 def test_the_command_says_what_the_page_has(tmp_path: Path, capsys):
     to = tmp_path / "page.html"
     words = ["--text", "the cat", "--second", "sat", "--layers", "2", "--heads", "1,2", "--to", str(to), "--json"]
-    assert cli.main(["attention", str(GOLDEN / "bert_format_2"), *words]) == 0
+    assert cli.main(["attention", str(GOLDEN / "bert"), *words]) == 0
     said = json.loads(capsys.readouterr().out)
     data = json.loads(_block(to.read_text(), "data"))
     assert said["bytes"] == to.stat().st_size and said["tokens"] == len(data["tokens"])
     assert said["layers"] == said["query_key_layers"] == [2] and said["heads"] == [1, 2] and said["step"] == 120
-    assert data["title"] == "Attention in bert_format_2, step 120: “the cat”"
+    assert data["title"] == "Attention in bert, step 120: “the cat”"

@@ -33,12 +33,12 @@ LINES = [
 ]
 
 
-RUN = GOLDEN / "bert_format_2"
+RUN = GOLDEN / "bert"
 
 
 @pytest.fixture(scope="module", params=["bert", "elmo", *long("gpt")])
 def model(request) -> contexture.TrainedModel:
-    return contexture.open(GOLDEN / f"{request.param}_format_2")
+    return contexture.open(GOLDEN / request.param)
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def test_a_mistake_is_one_line(text, tmp_path, capsys, words):
 
 
 def test_texts_that_are_cut_are_counted():
-    model, long_text = contexture.open(GOLDEN / "bert_format_2"), "the cat sees the river " * 9
+    model, long_text = contexture.open(GOLDEN / "bert"), "the cat sees the river " * 9
     for texts, lines in ((["the cat"], []), ([long_text, "the", long_text], ["2 texts"]), ([long_text], ["1 texts"])):
         with logged() as messages:
             assert len([*sentence_vectors(model, texts, Pooling())]) == 1

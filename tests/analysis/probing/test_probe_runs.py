@@ -24,7 +24,7 @@ from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
-RUNS = ("bert_format_2", "gpt_format_2", "elmo_format_2")
+RUNS = ("bert", "gpt", "elmo")
 TEXTS = [("the", "old", "cat", "sees", "a", "riverbank"), ("two", "apples"), ("my", "brother", "paints", "the", "sea")]
 FAST = ProbeTraining(learning_rate=1e-2, epochs=2, batch=16)
 

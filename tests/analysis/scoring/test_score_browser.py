@@ -43,7 +43,7 @@ def _colours(browser: Any) -> list[str]:
 
 @pytest.fixture
 def page(browser: Any, tmp_path: Path) -> tuple[Path, list[ScoredToken]]:
-    tokens = _write(tmp_path / "page.html", "bert_format_2")
+    tokens = _write(tmp_path / "page.html", "bert")
     open_page(browser, tmp_path / "page.html", "surprise masked -1")
     return tmp_path / "page.html", tokens
 
@@ -91,7 +91,7 @@ def test_the_less_probable_a_token_the_stronger_its_colour(browser: Any, page: t
 
 
 def test_an_elmos_directions_are_switched_and_shown_side_by_side(browser: Any, tmp_path: Path):
-    _write(tmp_path / "page.html", "elmo_format_2")
+    _write(tmp_path / "page.html", "elmo")
     open_page(browser, tmp_path / "page.html", "surprise forward -1")
     forward = _colours(browser)
     press(browser, "d")
@@ -103,7 +103,7 @@ def test_an_elmos_directions_are_switched_and_shown_side_by_side(browser: Any, t
 
 
 def test_no_request_leaves_the_page_and_text_stays_text(browser: Any, tmp_path: Path):
-    _write(tmp_path / "page.html", "gpt_format_2")
+    _write(tmp_path / "page.html", "gpt")
     open_page(browser, tmp_path / "page.html", "surprise forward -1")
     press(browser, "j", "c")
     wait(browser, "entropy forward 0")

@@ -23,7 +23,7 @@ from tests.helpers.parity_rule import assert_close
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
-RUNS = {"forward": "gpt_format_2", "masked": "bert_format_2", "backward": "elmo_format_2"}
+RUNS = {"forward": "gpt", "masked": "bert", "backward": "elmo"}
 WINDOWS: list[dict[str, int]] = [{}, {"length": 7, "stride": 2}]
 TEXTS = ["the cat sat. a dog", "the mat"]
 
@@ -190,7 +190,7 @@ def test_control_characters_are_shown_and_do_not_act(tmp_path: Path):
 )
 def test_a_mistake_is_one_clear_line(tmp_path: Path, capsys, monkeypatch, words: str, message: str):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["score", str(GOLDEN / "gpt_format_2"), *words.split()]) == 2
+    assert cli.main(["score", str(GOLDEN / "gpt"), *words.split()]) == 2
     out, err = capsys.readouterr()
     assert not out and len(err.splitlines()) == 1 and message in err, err
     assert not list(tmp_path.iterdir())

@@ -27,7 +27,7 @@ TEXTS = ["the cat sat", "a cat </script><b>", "my cat", "that dog sat, cat"]
 
 @pytest.fixture
 def page(browser: Any, tmp_path: Path) -> Path:
-    senses = contexture.open(GOLDEN / "bert_format_2").senses("cat", TEXTS, ["a", "<i>b</i>", "a", "<i>b</i>"])
+    senses = contexture.open(GOLDEN / "bert").senses("cat", TEXTS, ["a", "<i>b</i>", "a", "<i>b</i>"])
     write_senses_page(tmp_path / "page.html", "cat", senses)
     open_page(browser, tmp_path / "page.html", "2 -1 -1")
     return tmp_path / "page.html"

@@ -18,7 +18,7 @@ from tests.helpers.parity_rule import assert_close
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
-RUN = GOLDEN / "bert_format_2"
+RUN = GOLDEN / "bert"
 ROWS = [("the cat sat", "a"), ("a cat, sat", "b"), ("my cat", "a"), ("that cat </script><b> sat", "b")]
 
 
@@ -67,9 +67,9 @@ def test_the_command_gives_what_the_function_does(here: Path):
 @pytest.mark.parametrize(
     ("projection", "run"),
     [
-        ("pca", "bert_format_2"),
-        *long(*(("pca", f"{family}_format_2") for family in ("gpt", "elmo"))),
-        *long(*(("tsne", f"{family}_format_2") for family in ("bert", "gpt", "elmo"))),
+        ("pca", "bert"),
+        *long(*(("pca", family) for family in ("gpt", "elmo"))),
+        *long(*(("tsne", family) for family in ("bert", "gpt", "elmo"))),
     ],
 )
 def test_a_figure_and_a_page_are_drawn_of_every_family(here: Path, run: str, projection: str):

@@ -51,7 +51,7 @@ def _slow_silhouette(vectors: np.ndarray, groups: Sequence[object]) -> float:
     return float(np.mean(values))
 
 
-@pytest.fixture(params=["bert_format_2", "gpt_format_2", "elmo_format_2"])
+@pytest.fixture(params=["bert", "gpt", "elmo"])
 def model(request) -> contexture.TrainedModel:
     return contexture.open(GOLDEN / request.param)
 
@@ -86,7 +86,7 @@ def test_a_words_vectors_are_those_of_embed_at_every_layer(model):
 
 
 def test_a_gpt_reads_a_word_as_in_running_text():
-    model = contexture.open(GOLDEN / "gpt_format_2")
+    model = contexture.open(GOLDEN / "gpt")
     assert spaced_words(" a (cat), don't.") == [
         ("a", False), ("(", True), ("cat", False), (")", False), (",", False), ("don't", True), (".", False)
     ]  # fmt: skip
@@ -185,7 +185,7 @@ def test_a_sample_is_uniform_and_keeps_the_order():
 
 
 def test_case_is_kept_unless_it_is_ignored():
-    model = contexture.open(GOLDEN / "bert_format_2")
+    model = contexture.open(GOLDEN / "bert")
     sentences = given_sentences(["The cat, the dog", "the end", "The"], None)
     places = [(each.sentence.text, each.place) for each in collect(sentences, "the", model.tokenizer).occurrences]
     assert places == [("The cat, the dog", 3), ("the end", 0)]
@@ -193,13 +193,13 @@ def test_case_is_kept_unless_it_is_ignored():
 
 
 def test_of_many_occurrences_a_sample_is_taken():
-    model = contexture.open(GOLDEN / "bert_format_2")
+    model = contexture.open(GOLDEN / "bert")
     got = model.senses("cat", [f"the cat {'sat ' * (n % 3)}" for n in range(9)], max_occurrences=4)
     assert len(got["texts"]) == 4 and got["count"] == 9 and got["vectors"].shape[0] == 4
 
 
 def test_a_sentence_longer_than_the_model_is_left_out_and_counted():
-    model = contexture.open(GOLDEN / "bert_format_2")
+    model = contexture.open(GOLDEN / "bert")
     got = model.senses("cat", ["the cat", "a cat", "cat " + "the " * 60])
     assert got["left_out"] == 1 and len(got["texts"]) == 2
 
@@ -224,6 +224,6 @@ def test_a_sentence_longer_than_the_model_is_left_out_and_counted():
     ],
 )
 def test_what_cannot_be_compared_is_one_clear_line(given, message):
-    model = contexture.open(GOLDEN / "bert_format_2")
+    model = contexture.open(GOLDEN / "bert")
     with pytest.raises(contexture.DataError, match=message):
         model.senses(**{"word": "cat", "texts": ["the cat", "a cat, a dog"], **given})

@@ -16,7 +16,7 @@ from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
 LINES = ["the cat, sat", "", "  a dog  ran "]
-RUNS = ["elmo_format_2", "bert_format_2", "gpt_format_2"]
+RUNS = ["elmo", "bert", "gpt"]
 
 
 @pytest.fixture
@@ -51,18 +51,18 @@ def test_a_file_of_tokens_names_the_token_of_each_row(run, text, tmp_path):
         named = [opened[str(number)].attrs["tokens"].tolist() for number in range(3)]  # type: ignore[union-attr]
         assert [opened[str(number)].shape[1] for number in range(3)] == [len(names) for names in named]  # type: ignore[union-attr]
     for line, names in zip(LINES, named, strict=True):
-        if run == "bert_format_2":
+        if run == "bert":
             assert (names[0], names[-1]) == ("[CLS]", "[SEP]")
             names = names[1:-1]
         words = line.replace(",", " ,").split()
-        own = words if run == "elmo_format_2" else [tokenizer.token(id) for id in tokenizer.encode(line)]
+        own = words if run == "elmo" else [tokenizer.token(id) for id in tokenizer.encode(line)]
         assert names == own
 
 
 def test_an_elmos_words_stand_between_spaces_and_tokens_between_marks(text, tmp_path):
     """Its own splitter takes punctuation off: four tokens, three words."""
     for of, names in (("tokens", ["the", "cat", ",", "sat"]), ("words", ["the", "cat,", "sat"])):
-        _embed("elmo_format_2", text, f"{of}.npz", "--of", of)
+        _embed("elmo", text, f"{of}.npz", "--of", of)
         with np.load(tmp_path / f"{of}.npz") as arrays:
             assert arrays[f"{of}/0"].tolist() == names and arrays["0"].shape[1] == len(names)
 
@@ -70,7 +70,7 @@ def test_an_elmos_words_stand_between_spaces_and_tokens_between_marks(text, tmp_
 def test_a_line_of_words_that_is_too_long_is_named(text, capsys):
     text.write_text("the cat\n" + "a " * 500 + "\n")
     code, err = run_command(
-        capsys, "embed", GOLDEN / "bert_format_2", "--input", text, "--to", text.parent / "v.txt", "--of", "words"
+        capsys, "embed", GOLDEN / "bert", "--input", text, "--to", text.parent / "v.txt", "--of", "words"
     )
     assert code == 2 and f"{text}:2: 502 tokens, and the model takes 24; give a shorter one" in err, err
     assert not (text.parent / "v.txt").exists()
@@ -79,7 +79,7 @@ def test_a_line_of_words_that_is_too_long_is_named(text, capsys):
 def test_an_existing_file_stays_until_its_successor_is_complete(text, capsys):
     to = text.parent / "v.tsv"
     to.write_text("mine")
-    command = ["embed", GOLDEN / "elmo_format_2", "--input", text, "--to", to]
+    command = ["embed", GOLDEN / "elmo", "--input", text, "--to", to]
     code, err = run_command(capsys, *command)
     assert code == 2 and "give another name, or --overwrite" in err and to.read_text() == "mine"
     code, err = run_command(capsys, *command, "--overwrite", "--layers", "9")

@@ -48,7 +48,7 @@ def _log_prob(model: contexture.TrainedModel, sentence: str) -> float:
     return -scored["loss"] * scored["tokens"]
 
 
-@pytest.mark.parametrize("run", ["elmo_format_2", *long("gpt_format_2")])
+@pytest.mark.parametrize("run", ["elmo", *long("gpt")])
 def test_a_pair_is_right_where_the_acceptable_sentence_is_more_probable(run, blimp, tmp_path):
     options = ("--task", "blimp", "--input", blimp, "--to", tmp_path / "pairs.jsonl")
     result = json_of("zeroshot", GOLDEN / run, *options)
@@ -75,7 +75,7 @@ def test_a_mean_over_paradigms_has_the_errors_of_all(monkeypatch):
 
     monkeypatch.setattr("contexture.analysis.zeroshot.minimal_pairs.choose", chosen)
     pairs = [MinimalPair("a", "b", uid, "t", "f") for uid in ("x", "y") for _ in range(6)]
-    result = minimal_pairs(contexture.open(GOLDEN / "gpt_format_2"), pairs)
+    result = minimal_pairs(contexture.open(GOLDEN / "gpt"), pairs)
     p, n = 4 / 6, 6
     error = math.sqrt(p * (1 - p) / (n - 1))
     assert [row["standard_error"] for row in result["paradigms"]] == pytest.approx([error, error])
@@ -92,7 +92,7 @@ def test_the_standard_error_is_the_deviation_over_the_root_of_n():
 
 
 def test_choices_and_passages_have_standard_errors():
-    gpt = contexture.open(GOLDEN / "gpt_format_2")
+    gpt = contexture.open(GOLDEN / "gpt")
     texts, choices = ["the", "a", "the old"], [("cat", "river"), ("cat", "river"), ("river", "cat")]
     result = choose(gpt, texts, choices, [0, 0, 0], ["f", "m", "f"])
     right = [each[0] > each[1] for each in result["log_probs"]]
@@ -112,7 +112,7 @@ def test_choices_and_passages_have_standard_errors():
 
 
 def test_a_table_has_a_row_for_each_paradigm(blimp, tmp_path):
-    json_of("zeroshot", GOLDEN / "gpt_format_2", "--task", "blimp", "--input", blimp, "--table", tmp_path / "t.md")
+    json_of("zeroshot", GOLDEN / "gpt", "--task", "blimp", "--input", blimp, "--table", tmp_path / "t.md")
     lines = (tmp_path / "t.md").read_text().splitlines()
     assert lines[0] == "| UID | linguistics\\_term | field | examples | accuracy | standard\\_error |"
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| first", "| second", "| third", "| mean"]
@@ -138,7 +138,7 @@ def test_what_is_no_file_of_pairs_is_one_line(tmp_path, capsys, name, text, line
     if name:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    code, err = run_command(capsys, "zeroshot", GOLDEN / "gpt_format_2", "--task", "blimp", "--input", given)
+    code, err = run_command(capsys, "zeroshot", GOLDEN / "gpt", "--task", "blimp", "--input", given)
     assert code == 2 and line in err and len(err.splitlines()) == 1, err
 
 

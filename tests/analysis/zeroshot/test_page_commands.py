@@ -64,7 +64,7 @@ def run_in(folder: Path, command: list[str], gpt: Path) -> dict:
 def test_the_swag_command_of_the_page_reads_the_published_columns(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (command,) = (each for each in COMMANDS if "choice" in each)
-    assert run_in(tmp_path, command, GOLDEN / "gpt_format_2")["examples"] == 2
+    assert run_in(tmp_path, command, GOLDEN / "gpt")["examples"] == 2
     rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert [row["text"] for row in rows] == ["the cat sees. It", "my brother paints. He"]
     assert [row["label"] for row in rows] == [2, 0]

@@ -59,7 +59,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, content in FILES.items():
         (folder / name).write_text(content, "utf-8")
     for name in ("base", "other"):
-        shutil.copytree(GOLDEN / "run_format_1", folder / name)
+        shutil.copytree(GOLDEN / "bert_3_steps", folder / name)
     described = json.loads((folder / "other" / "run.json").read_text())
     described["config"]["model"] = {"family": "xlnet"}
     (folder / "other" / "run.json").write_text(json.dumps(described))

@@ -21,7 +21,7 @@ from tests.train.run.test_formats import GOLDEN
 
 pytestmark = [pytest.mark.usefixtures("one_device"), pytest.mark.long]
 
-BASE = GOLDEN / "run_format_1"
+BASE = GOLDEN / "bert_3_steps"
 SPEED = ("tokens_per_second", "seconds_left", "mfu", "data_wait")
 rng = random.Random(3)
 

@@ -279,7 +279,7 @@ def test_commands_that_read_lines_refuse_the_rest(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str, name: str, message: str
 ):
     (tmp_path / name).write_text('{"text": "the cat"}\n')
-    words = command.format(run=GOLDEN / "gpt_format_2", file=tmp_path / name, to=tmp_path / "to").split()
+    words = command.format(run=GOLDEN / "gpt", file=tmp_path / name, to=tmp_path / "to").split()
     assert cli.main(words) == 2
     err = capsys.readouterr().err.strip()
     assert message in err and len(err.splitlines()) == 1

@@ -88,7 +88,7 @@ def test_a_data_set_that_is_another_one_is_noticed_as_a_changed_file(films: Hub,
 
     address = f"{SET}@{'1' * 40}/data/test.csv"
     task = TaskConfig(kind="classify", text="text", label="label", train=(address,))
-    store = encode(task, load_tokenizer(GOLDEN / "run_format_1" / "tokenizer"), tmp_path / "data")
+    store = encode(task, load_tokenizer(GOLDEN / "bert_3_steps" / "tokenizer"), tmp_path / "data")
     assert not store.sources_changed(task)
     second = films.add("datasets/owner/films", **{"data/test.csv": b"text,label\nanother,good\none,bad\n"})
     changed = TaskConfig(kind="classify", text="text", label="label", train=(address.replace("1" * 40, second),))
@@ -116,7 +116,7 @@ def test_an_address_that_leads_nowhere_is_one_line(films: Hub, address: str, lin
         check_examples(TaskConfig(kind="classify", train=(address,)))
     assert line in str(error.value) and str(error.value).startswith(f"{address}: ")
     words = ("--task.kind", "classify", "--task.train", address, "--dir", "run")
-    code, err = run_command(capsys, "finetune", GOLDEN / "run_format_1", *words)
+    code, err = run_command(capsys, "finetune", GOLDEN / "bert_3_steps", *words)
     assert code == 2 and line in err and len(err.splitlines()) == 1 and not Path("run").exists()
 
 
@@ -139,7 +139,7 @@ def test_without_a_network_a_data_set_is_read_from_the_cache(films: Hub, tmp_pat
 def test_a_file_of_a_data_set_is_predicted(films: Hub):
     done(
         "predict",
-        GOLDEN / "task_format_1",
+        GOLDEN / "bert_classify_3",
         "--input",
         f"{SET}/data/test.csv",
         "--text",
@@ -161,7 +161,7 @@ def test_what_names_no_file_of_the_hub_imports_nothing_of_it():
 def test_a_training_resumes_with_the_commit_that_it_began_with(films: Hub, capsys: pytest.CaptureFixture[str]):
     words = [
         "finetune",
-        GOLDEN / "run_format_1",
+        GOLDEN / "bert_3_steps",
         "--task.kind",
         "classify",
         "--task.train",

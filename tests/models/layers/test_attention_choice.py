@@ -101,12 +101,12 @@ def test_a_run_asks_for_it_in_one_line_before_anything_is_written(capsys, text_f
 
 def test_a_run_of_another_device_is_read_and_shown_here(capsys, tmp_path: Path):
     """Its attention is that of the devices here, whatever it was trained with."""
-    shutil.copytree(GOLDEN / "bert_format_2", tmp_path / "run")
+    shutil.copytree(GOLDEN / "bert", tmp_path / "run")
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     record["config"]["model"]["attention"] = "cudnn"
     (tmp_path / "run" / "run.json").write_text(json.dumps(record))
     assert run_command(capsys, "show", tmp_path / "run")[0] == 0
     model, params, _ = contexture.load(tmp_path / "run")
     assert isinstance(model.config, BertConfig) and model.config.attention == "auto"
-    _, expected, _ = contexture.load(GOLDEN / "bert_format_2")
+    _, expected, _ = contexture.load(GOLDEN / "bert")
     assert jax.tree.all(jax.tree.map(np.array_equal, params, expected))

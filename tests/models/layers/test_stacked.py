@@ -83,7 +83,7 @@ def test_bits_are_the_same_in_every_dtype_and_with_usual_options(config: Any, ch
 def test_what_reads_a_model_gives_each_layer_arrays_of_its_own(monkeypatch):
     given = []
     monkeypatch.setattr(model_module, "stack_layers", lambda params: given.append(params) or stack_layers(params))
-    run, task = (contexture.open(GOLDEN / name) for name in ("bert_format_2", "task_format_2"))
+    run, task = (contexture.open(GOLDEN / name) for name in ("bert", "bert_classify"))
     for call in (lambda: run.embed("the cat"), lambda: run.score("the cat sat ."), lambda: task.predict("the cat")):
         given.clear()
         call()

@@ -151,7 +151,7 @@ def test_redrawn_layers_are_the_top_ones_and_the_rest_is_kept_to_the_bit(source,
 )
 def test_every_family_has_layers_to_redraw(family, count):
     """Of an ELMo both directions; embeddings, norms above the layers and heads stay."""
-    run = run_file.read(GOLDEN / f"{family}_format_2").run
+    run = run_file.read(GOLDEN / family).run
     mesh = meshes.build(MeshConfig(), jax.devices()[:1])
     with jax.set_mesh(mesh):
         old = drawn(create(model_of(run, ()), run, mesh)[1]).params

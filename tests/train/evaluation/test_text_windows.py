@@ -23,7 +23,7 @@ from tests.helpers.long import long
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
-RUN = GOLDEN / "task_format_2"
+RUN = GOLDEN / "bert_classify"
 TOKENS = 22
 """Of a window: those of a sequence, 24, without the two special ones."""
 WORDS = ("the", "remembers", "likes", "remember", ".", "a", "b", "c")
@@ -140,7 +140,7 @@ def test_windows_are_joined_as_their_own_arithmetic_says(counts, how, seed):
 def test_a_mistake_is_one_line(tmp_path: Path, monkeypatch, capsys, words, line):
     monkeypatch.chdir(tmp_path)
     Path("train.tsv").write_text("sentence1\tsentence2\tlabel\na\tb\t1\nc\td\t0\n")
-    source = GOLDEN / "bert_format_2"
+    source = GOLDEN / "bert"
     assert cli.main(["finetune", str(source), "--task.train", "train.tsv", "--dir", "new", *words.split()]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert line in error, error

@@ -21,7 +21,7 @@ from tests.helpers.random_runs import first_states, random_training, zeros
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")
-BERT = GOLDEN / "bert_format_2"
+BERT = GOLDEN / "bert"
 WORDS = "the cat a small dog one old man the queen my brother that bird sees likes follows finds".split()
 
 

@@ -19,7 +19,7 @@ from contexture.train.run_file import read
 from tests.train.run.test_formats import GOLDEN
 
 BASE = with_options(
-    finetune_run(read(GOLDEN / "bert_format_2").run, "runs/bert", "classify"),
+    finetune_run(read(GOLDEN / "bert").run, "runs/bert", "classify"),
     {"task.train": "train.tsv", "task.dev": "dev.tsv", "steps": 8},
 )
 VALUES = {"optim.peak_lr": (1e-3, 3e-3), "data.batch": (8, 16)}

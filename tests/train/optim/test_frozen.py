@@ -12,12 +12,11 @@ from contexture.models.config import BertConfig
 from contexture.models.model import build, example
 from contexture.models.shapes import by_path
 from contexture.train import mesh as meshes
-from contexture.train.checkpoints.manager import Checkpoints
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_fields, batch_sizes, objective_of
-from contexture.train.optim.optimizers import lr_multipliers, optimizer
-from contexture.train.options import MeshConfig, OptimConfig, SaveConfig
+from contexture.train.optim.optimizers import lr_multipliers
+from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.programs import step_settings
 from contexture.train.setup import check_frozen
 from contexture.train.step import create, train_step
@@ -86,23 +85,6 @@ def test_the_step_of_the_heads_is_that_of_a_backbone_at_rate_zero(name):
     assert_close(np.array(losses), np.array(of_words), rtol=1e-6)
     heads = [state.params["heads_tag"]["kernel"], other.params["heads_tag"]["kernel"]]
     assert_close(np.asarray(heads[0]), np.asarray(heads[1]), rtol=1e-6)
-
-
-def test_a_checkpoint_that_holds_moments_of_the_backbone_is_resumed(tmp_path):
-    """Earlier versions kept them."""
-    state, _, _ = _trained(RUN)
-    mesh = meshes.build(MeshConfig(), jax.devices()[:1])
-    old = dataclasses.replace(state, opt=optimizer(RUN.optim).init(state.params))
-    checkpoints = Checkpoints(tmp_path, mesh, SaveConfig(), "the run")
-    checkpoints.save(3, jax.device_put(old, meshes.replicated(mesh)), {"lines_read": 0}, None)
-    checkpoints.wait()
-    checkpoints.close()
-    expected: Any = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=meshes.replicated(mesh)), state
-    )
-    restored = Checkpoints(tmp_path, mesh, SaveConfig(), "the run").restore_latest(expected, part=True)
-    assert restored is not None and jax.tree.structure(restored[0]) == jax.tree.structure(state)
-    assert np.array_equal(restored[0].params["heads_tag"]["kernel"], state.params["heads_tag"]["kernel"])
 
 
 def test_words_beside_backbone_freeze_parts_of_the_heads():

@@ -218,7 +218,7 @@ def test_too_few_alternatives_are_one_clear_line(tmp_path: Path, capsys, row, me
     file = tmp_path / "train.jsonl"
     file.write_text(json.dumps({"text": "the cat", **row}) + "\n")
     with devices(1):
-        code, err = run_command(capsys, *words_for(GOLDEN / "bert_format_2", str(file), tmp_path / "run", "--steps", 1))
+        code, err = run_command(capsys, *words_for(GOLDEN / "bert", str(file), tmp_path / "run", "--steps", 1))
     assert code == 2 and message in err.splitlines()[-1], err
 
 

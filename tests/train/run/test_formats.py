@@ -1,7 +1,6 @@
 """What was written once can be read for ever."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,15 @@ from contexture.train import run_file
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.predict import Predictor
 from contexture.train.options import MeshConfig, SaveConfig
-from contexture.train.run_format_1 import upgrade
-from tests.helpers.commands import done, json_of
+from tests.helpers.commands import json_of
 from tests.helpers.parity_rule import assert_close
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
 
-def test_a_run_of_format_1_loads_for_ever():
-    model, params, tokenizer = contexture.load(GOLDEN / "run_format_1")
-    expected = np.load(GOLDEN / "run_format_1_expected.npz")
+def test_a_bert_loads_for_ever():
+    model, params, tokenizer = contexture.load(GOLDEN / "bert_3_steps")
+    expected = np.load(GOLDEN / "bert_3_steps_expected.npz")
     batch = {name: expected[name] for name in ("tokens", "segments", "mask")}
     out: Any = jax.jit(model.clone(heads={}).apply)({"params": {"backbone": params["backbone"]}}, batch)
     assert_close(out.encoding.hidden_BLD, expected["hidden"], atol=1e-6)
@@ -32,16 +30,16 @@ def test_a_run_of_format_1_loads_for_ever():
     assert tokenizer.encode(["the cat"])[0] == batch["tokens"][0][1:5].tolist()
 
 
-def test_a_fine_tuned_run_of_format_1_answers_for_ever():
-    answers: Any = Predictor(GOLDEN / "task_format_1")(["the old cat", "a river"])
+def test_a_classifier_answers_for_ever():
+    answers: Any = Predictor(GOLDEN / "bert_classify_3")(["the old cat", "a river"])
     assert [answer["prediction"] for answer in answers] == ["thing", "thing"]
     scores = [answer["scores"]["animal"] for answer in answers]
     assert_close(scores, [0.454133, 0.451204], atol=1e-5)
 
 
-def test_a_gpt_of_format_1_writes_and_scores_for_ever(tmp_path):
+def test_a_banded_gpt_writes_and_scores_for_ever(tmp_path):
     """With byte pairs of its own and a banded layer."""
-    run, prompts = GOLDEN / "gpt_format_1", ["the old", "a boat came"]
+    run, prompts = GOLDEN / "gpt_banded", ["the old", "a boat came"]
     written = contexture.open(run).generate(prompts, tokens=16, temperature=0.0)
     texts = [line["text"] for line in written]
     assert texts == [" cat sat by the river and saw the moon.\n", " down the river in the night."]
@@ -50,21 +48,9 @@ def test_a_gpt_of_format_1_writes_and_scores_for_ever(tmp_path):
     assert (result["tokens"], result["bytes"]) == (17, 43) and result["loss"] == pytest.approx(4.307320, abs=1e-5)
 
 
-def test_an_elmo_of_format_1_reads_for_ever(tmp_path):
-    """Also words that it never saw; each line's layers, of its first word the first two features."""
-    (tmp_path / "new.txt").write_text("Zoë paints the sea .\na wholly unheard-of whale\n", "utf-8")
-    done("embed", GOLDEN / "elmo_format_1", "--input", tmp_path / "new.txt", "--to", tmp_path / "vectors.npz")
-    vectors = np.load(tmp_path / "vectors.npz")
-    assert [vectors[line].shape for line in "01"] == [(3, 5, 8), (3, 4, 8)]
-    first = [[0.510752, 0.114020], [-0.015866, 0.077302], [0.048114, 0.369590]]
-    second = [[0.413944, -0.099004], [0.028535, 0.059004], [0.090200, 0.339836]]
-    assert_close(vectors["0"][:, 0, :2], first, atol=1e-5)
-    assert_close(vectors["1"][:, 0, :2], second, atol=1e-5)
-
-
-def test_an_elmo_fine_tuned_in_format_1_answers_for_ever():
+def test_a_tagger_of_an_elmo_answers_for_ever():
     """Its layers mixed below and beside the task's biLSTM, its tags chained."""
-    run = GOLDEN / "elmo_task_format_1"
+    run = GOLDEN / "elmo_tag"
     answers: Any = Predictor(run)([["Zoë", "paints", "the", "old", "sea", "."], ["that", "whale", "likes", "tales"]])
     tags = [["DET", "NOUN", "VERB", "DET", "NOUN", "PUNCT"], ["DET", "ADJ", "NOUN", "PUNCT"]]
     assert [answer["predictions"] for answer in answers] == tags
@@ -74,19 +60,19 @@ def test_an_elmo_fine_tuned_in_format_1_answers_for_ever():
     assert_close(mixes["output"]["gamma"], 1.796061, atol=1e-5)
 
 
-def test_a_bert_of_format_2_fills_and_classifies_for_ever():
-    (mask,) = contexture.open(GOLDEN / "bert_format_2").fill("the queen sees the [MASK] .", top=2)
+def test_a_bert_fills_and_classifies_for_ever():
+    (mask,) = contexture.open(GOLDEN / "bert").fill("the queen sees the [MASK] .", top=2)
     assert [token["token"] for token in mask] == ["##n", "the"]
     assert_close([token["score"] for token in mask], [0.085755, 0.065431], atol=1e-5)
-    record = run_file.read(GOLDEN / "task_format_2")
+    record = run_file.read(GOLDEN / "bert_classify")
     assert (record.labels, record.counts, record.pair) == (("animal", "person"), (57, 69), False)
-    answer: Any = Predictor(GOLDEN / "task_format_2")(["the cat sees the moon ."])[0]
+    answer: Any = Predictor(GOLDEN / "bert_classify")(["the cat sees the moon ."])[0]
     assert answer["prediction"] == "person"
     assert_close(answer["scores"]["person"], 0.585377, atol=1e-5)
 
 
-def test_a_gpt_of_format_2_writes_and_scores_for_ever():
-    run = GOLDEN / "gpt_format_2"
+def test_a_gpt_writes_and_scores_for_ever():
+    run = GOLDEN / "gpt"
     model = contexture.open(run)
     text = model.generate("my brother likes", tokens=12, temperature=0.0)
     assert text["text"] == " the moon .\ntherd remembers the moon .\n"
@@ -94,53 +80,32 @@ def test_a_gpt_of_format_2_writes_and_scores_for_ever():
     assert (result["tokens"], result["bytes"]) == (14, 27) and result["loss"] == pytest.approx(1.429044, abs=1e-5)
 
 
-def test_an_elmo_of_format_2_reads_for_ever():
-    assert run_file.read(GOLDEN / "elmo_format_2").words == 27
-    vectors = contexture.open(GOLDEN / "elmo_format_2").embed("Zoë paints the moon .", of="words", layers="all")
+def test_an_elmo_reads_for_ever():
+    assert run_file.read(GOLDEN / "elmo").words == 27
+    vectors = contexture.open(GOLDEN / "elmo").embed("Zoë paints the moon .", of="words", layers="all")
     assert vectors.shape == (3, 5, 8)
     assert_close(vectors[:, 0, :2], [[-2.463387, 1.869776], [-2.941660, 1.928160], [-3.707275, 1.772445]], atol=1e-5)
 
 
 def test_run_json_is_read_back_as_it_was_written():
-    record = run_file.read(GOLDEN / "run_format_1")
+    record = run_file.read(GOLDEN / "bert_3_steps")
     assert run_file.from_json(run_file.to_json(record.run), "here") == record.run
 
 
-@pytest.mark.parametrize("name", ["run", "task", "gpt", "elmo", "elmo_task"])
-def test_a_record_of_format_1_is_written_in_format_2_and_reads_alike(name: str, tmp_path: Path):
-    record = run_file.read(GOLDEN / f"{name}_format_1")
+def test_a_record_that_is_written_again_is_the_same_file(tmp_path: Path):
+    record = run_file.read(GOLDEN / "bert_classify")
     run_file.write(tmp_path, record)
-    tree = json.loads((tmp_path / "run.json").read_text())
-    assert tree["format"] == 2 and not {"objective"} & tree["config"].keys()
-    assert not {"stream", "layout", "split", "predictions"} & tree["config"]["data"].keys()
     assert run_file.read(tmp_path) == record
     written = (tmp_path / "run.json").stat().st_mtime_ns
     run_file.write(tmp_path, record)
     assert (tmp_path / "run.json").stat().st_mtime_ns == written
 
 
-def test_fields_of_format_1_keep_their_values():
-    """Also those of an imported run, and a question answering model, which had no kind of task."""
-    old = {
-        "data": {"split": "punctuation", "predictions": 7, "stream": "sentence_pairs", "layout": "bert"},
-        "save": {"latest": 5}, "init": {"run": "x", "scratch": True}, "objective": "span",
-    }  # fmt: skip
-    imported = {"format": "hf", "config": {"hidden_size": 8}, "parts": ["span"], "drawn": ["heads_span/bias"]}
-    new = upgrade({"format": 1, "config": old, "published": imported})
-    assert new["config"] == {
-        "data": {"word_splitter": "punctuation", "max_predictions": 7},
-        "save": {"max_to_keep": 5}, "init": {"run": "x", "random": True}, "task": {"kind": "span"},
-    }  # fmt: skip
-    assert new["imported"] == {
-        "format": "hf", "config": {"hidden_size": 8}, "parts": ["span"], "missing": ["heads_span/bias"]
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"format": 3}, "has format 3; this version reads formats 1 and 2"),
-        ({"format": True}, "has format True; this version reads formats 1 and 2"),
+        ({"format": 3}, "has format 3; this version reads format 2"),
+        ({"format": True}, "has format True; this version reads format 2"),
         ({"config": {"model": {"family": "bort"}}}, "model.family is 'bort', not one of bert"),
         ({"config": {"model": {"family": "bert", "hiden": 8}}}, r"no field 'hiden' \(did you mean hidden\?\)"),
         ({"config": {"model": {"family": "bert", "hidden": "8"}}}, "hidden is '8', not a whole number"),
@@ -157,13 +122,13 @@ def test_fields_of_format_1_keep_their_values():
     ],
 )
 def test_a_run_json_that_is_not_ours_is_one_clear_line(tmp_path, change, line):
-    run_file.write_json(tmp_path / "run.json", {"format": 1, "config": {"model": {"family": "bert"}}, **change})
+    run_file.write_json(tmp_path / "run.json", {"format": 2, "config": {"model": {"family": "bert"}}, **change})
     with pytest.raises(ConfigError, match=line):
         run_file.read(tmp_path)
 
 
 def test_a_runs_identity_is_what_makes_its_numbers_and_nothing_else():
-    run = run_file.read(GOLDEN / "run_format_1").run
+    run = run_file.read(GOLDEN / "bert_3_steps").run
     word = run_file.fingerprint(run, "t", "d")
     same = [{"steps": 99}, {"dir": "x"}, {"mesh": MeshConfig(fsdp=2)}, {"save": SaveConfig(every=7)}]
     assert {run_file.fingerprint(dataclasses.replace(run, **change), "t", "d") for change in same} == {word}

@@ -134,7 +134,7 @@ def test_an_evaluation_has_the_figures_and_the_order_of_full_padding(files, tmp_
 
     def evaluated(most: int) -> tuple[dict, list[dict]]:
         monkeypatch.setattr(lengths, "MAX_LENGTHS", most)
-        result = contexture.evaluate(GOLDEN / "task_format_2", dev=dev, batch=8, to=tmp_path / str(most))
+        result = contexture.evaluate(GOLDEN / "bert_classify", dev=dev, batch=8, to=tmp_path / str(most))
         lines = Path(result["predictions"]).read_text("utf-8").splitlines()
         return result["metrics"], [json.loads(line) for line in lines]
 
@@ -158,7 +158,7 @@ def test_predictions_of_a_long_file_keep_its_order(files, monkeypatch):
 
     monkeypatch.setattr(HeldOutTask, "read", read)
     texts = [line.split("\t")[0] for line in (files / "classify.dev.tsv").read_text("utf-8").splitlines()[1:]]
-    model = contexture.open(GOLDEN / "task_format_2")
+    model = contexture.open(GOLDEN / "bert_classify")
     together = model.predict(texts)
     # Otherwise all are in the file's order anyway.
     assert len(shapes) > 1

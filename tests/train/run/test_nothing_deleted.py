@@ -16,7 +16,7 @@ from contexture.train.run.report import read_metrics
 from tests.conftest import TINY
 from tests.helpers.commands import run_command
 
-TASK = Path(__file__).parents[2] / "golden" / "task_format_2"
+TASK = Path(__file__).parents[2] / "golden" / "bert_classify"
 pytestmark = pytest.mark.usefixtures("one_device")
 
 

@@ -106,7 +106,7 @@ def test_every_command_says_what_a_signal_leaves(tmp_path, monkeypatch, capsys, 
         listening.received = signal.SIGINT
 
     monkeypatch.setattr(signals.Signals, "__init__", after_one)
-    runs = {"GPT": "gpt_format_2", "BERT": "bert_format_2", "TASK": "task_format_2"}
+    runs = {"GPT": "gpt", "BERT": "bert", "TASK": "bert_classify"}
     code, err = run_command(capsys, *(str(GOLDEN / runs[word]) if word in runs else word for word in words.split()))
     assert code == 130 and err.splitlines()[-1] == f"Ctrl-C: {state}", err
     assert {file.name for file in tmp_path.iterdir()} <= {*FILES, "d"}

@@ -44,7 +44,7 @@ def test_reading_many_rows_takes_the_memory_of_a_sixth_of_them(tmp_path):
         file = tmp_path / f"{count}.tsv"
         write_rows(file, count)
         start = time.monotonic()
-        peaks.append(_peak(READ, str(file), str(GOLDEN / "run_format_1" / "tokenizer"), str(tmp_path / f"{count}")))
+        peaks.append(_peak(READ, str(file), str(GOLDEN / "bert_3_steps" / "tokenizer"), str(tmp_path / f"{count}")))
         print(f"{count:,} rows, {file.stat().st_size / 1e6:.0f} MB, read in {time.monotonic() - start:.0f} s")
     print(f"peaks in MB: {peaks}")
     assert peaks[1] < peaks[0] + 15
@@ -58,7 +58,7 @@ def test_many_rows_take_the_memory_of_a_sixth_of_them(tmp_path):
         file, run, answers = tmp_path / f"{place}.tsv", tmp_path / f"run{place}", tmp_path / f"answers{place}.jsonl"
         write_rows(file, count)
         words = {
-            "finetune": ["finetune", str(GOLDEN / "run_format_1"), "--task.kind", "classify", "--task.train", str(file)]
+            "finetune": ["finetune", str(GOLDEN / "bert_3_steps"), "--task.kind", "classify", "--task.train", str(file)]
             + ["--data.batch", "64", "--steps", "10", "--log.no-tensorboard", "--dir", str(run)],
             "predict": ["predict", str(run), "--input", str(file), "--to", str(answers), "--batch", "1024"],
         }

@@ -191,7 +191,7 @@ def test_a_missing_file_is_one_line_that_says_who_publishes_it(tmp_path, monkeyp
 
 
 def test_a_missing_file_ends_the_command_before_any_work(place, capsys):
-    code, message = run_command(capsys, "finetune", GOLDEN / "run_format_1", "--task", "sst5", "--dir", place / "run")
+    code, message = run_command(capsys, "finetune", GOLDEN / "bert_3_steps", "--task", "sst5", "--dir", place / "run")
     assert code == 2 and message.count("\n") == 0 and f"{place / 'sst5' / 'train.txt'} is missing" in message
     assert not (place / "run").exists()
 
@@ -305,7 +305,7 @@ def test_a_published_task_goes_the_whole_road(place):
     put(place, "xnli")
     put(place, "swag")
     for name in ("xnli", "swag"):
-        done("finetune", GOLDEN / "run_format_1", "--task", name, "--dir", place / f"run-{name}", "--steps", 2,
+        done("finetune", GOLDEN / "bert_3_steps", "--task", name, "--dir", place / f"run-{name}", "--steps", 2,
              "--data.batch", 1, "--log.no-tensorboard")  # fmt: skip
     for language in ("de", "ar"):
         files = ["--dev", f"published:xnli/xnli.test.tsv:{language}"]
