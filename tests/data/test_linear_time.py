@@ -1,4 +1,4 @@
-"""Time grows with the length of a line and with nothing else: megabytes of one mark are read like any text."""
+"""Time grows with the length of a line and with nothing else: half a megabyte of one mark is read like any text."""
 
 import json
 import random
@@ -21,7 +21,7 @@ from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.registry import learn
 from tests.helpers.long import long
 
-SIZE = 1 << 20
+SIZE = 1 << 19
 QUICK = 1 << 17
 """Letters of a line, in the long suite and in the quick one. What is quadratic in Python takes minutes for both; what
 is quadratic in a library is seen at the full size alone."""
