@@ -232,9 +232,10 @@ def _evaluate(
         if files is None:
             files = (as_file(dev, runs[0], stack.enter_context(tempfile.TemporaryDirectory())),)
         try:
-            requests = requests_of(runs, EvaluationOptions(dev=files, **options))
+            asked = EvaluationOptions(dev=files, **options)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        requests = requests_of(runs, asked)
         if isinstance(run, str | Path):
             return dict(evaluate.evaluate_run(requests[0]))
         return {"runs": list(map(dict, evaluate.evaluate_runs(requests)))}

@@ -96,7 +96,7 @@ class Run:
 
     @property
     def reads_features(self) -> bool:
-        """Whether its steps read what its backbone computes as fields of their batches: a task with a frozen backbone.
+        """Whether its steps may read what its backbone computes as fields of their batches: a task with a frozen one.
         A loss over the vocabulary reads the backbone's own table too."""
         return self.task.kind != "off" and self.optim.freezes_backbone and not self.task.lm_weight
 

@@ -171,7 +171,7 @@ def _begin(
     title = f"{folder.name}: {run.family}, {run.task.kind if run.task.kind != 'off' else 'pretraining'}"
     figure = LiveLossFigure(folder, parts.baseline.get("unigram_loss"), title)
     stack.callback(figure.close)
-    if start < run.steps:
+    if start < run.steps or unevaluated:
         parts = with_stored_features(parts, state.params, folder, features, signals)
     return Session(parts, state, best, unevaluated, checkpoints, report, figure, signals)
 

@@ -51,7 +51,7 @@ def step_settings(run: Run) -> StepSettings:
 def without_step_settings(run: Run) -> Run:
     """Returns the run with all that its programs are compiled for: the same for any two runs that can share them."""
     cleared = dict(save=SaveConfig(), log=LogConfig(), evaluate=EvaluateConfig(), init=InitConfig())
-    # A rate of its own for the weights of a mix of layers is a multiple of the peak, and a constant of the step.
+    # The rate of a mix's weights is a multiple of the peak (mix_lr / peak_lr), which is a constant of the step.
     optim = run.optim if run.head.mix != "off" and run.optim.mix_lr else dataclasses.replace(run.optim, peak_lr=1.0)
     data = dataclasses.replace(run.data, path=(), dev=(), tokenizer="")
     task = dataclasses.replace(run.task, train=(), dev=(), test=())
@@ -59,7 +59,8 @@ def without_step_settings(run: Run) -> Run:
 
 
 def shared(function: F) -> F:
-    """Decorates a function that makes jitted functions: for equal arguments it returns what it made before.
+    """Decorates a function that makes jitted functions, and is called by position: for equal arguments it returns what
+    it made before.
 
     The second training of a notebook, the runs of a grid and the checkpoints of an evaluation are traced and compiled
     once. Of a run the function gets `without_step_settings`: it cannot hold a seed, a rate, a file or a folder as a

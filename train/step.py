@@ -77,7 +77,6 @@ def create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[int], State], 
 @shared
 def parameter_shapes(model: Model, run: Run, mesh: Mesh) -> Params:
     """Returns the shapes of a run's parameters alone, with the shardings that they have in its state."""
-
     shapes = jax.eval_shape(lambda key: _variables(model, run, key)["params"], jax.eval_shape(jax.random.key, 0))
     shardings = meshes.state_shardings(mesh, shapes, shapes)
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)

@@ -59,14 +59,15 @@ class GptScorer(TokenScorer):
             totals["bytes"] += len(text.encode())
             # Position i predicts token i + 1; those that the window before has scored are context.
             for start, end, new in windows_of(len(ids) - 1, self.length, self.stride):
-                yield Row(ids[start:end], range(end - start - new, end - start), ids[end - new + 1 : end + 1], line)
+                places, labels = range(end - start - new, end - start), ids[end - new + 1 : end + 1]
+                yield Row(ids[start:end], places, labels, line, start == 0)
 
     def compute(self, rows: Sequence[Row], batch: int) -> dict[str, tuple[jax.Array, jax.Array]]:
         scored = _next_tokens(self.config, self.params, self._fields(rows, batch))
         return {"forward": (scored.loss_BL, scored.hit_BL)}
 
     def _fields(self, rows: Sequence[Row], batch: int) -> Batch:
-        fields = token_lines([row.read for row in rows], batch, self.tokenizer.pad, self.config.length)
+        fields = token_lines([row.read for row in rows], batch, self.tokenizer.pad, self.length)
         next_BL = np.zeros_like(fields["tokens"])
         for number, row in enumerate(rows):
             next_BL[number, list(row.places)] = row.labels
@@ -74,16 +75,15 @@ class GptScorer(TokenScorer):
 
     def guess(self, rows: Sequence[Row], batch: int, top: int) -> list[dict[str, list[Prediction]]]:
         hidden_BLD, table_VD = _hidden(self.config, self.params, self._fields(rows, batch))
-        guessed: list[dict[str, list[Prediction]]] = []
-        for number, row in enumerate(rows):
-            x_PD = hidden_BLD[number, np.array(row.places)]
-            own = predictions_of_vectors(x_PD, table_VD, None, row.labels, top, self.tokenizer)
-            guessed.append({"forward": own})
-        return guessed
+        at = [(number, place) for number, row in enumerate(rows) for place in row.places]
+        x_PD = hidden_BLD[np.array([number for number, _ in at]), np.array([place for _, place in at])]
+        labels = [label for row in rows for label in row.labels]
+        own = iter(predictions_of_vectors(x_PD, table_VD, None, labels, top, self.tokenizer))
+        return [{"forward": [next(own) for _ in row.places]} for row in rows]
 
     def tokens(self, row: Row, predictions: dict[str, list[Prediction]]) -> list[ScoredToken]:
         """Before them, of a vocabulary without a token to begin with, the document's first, which nothing predicts."""
-        unpredicted = self.tokenizer.end is None and row.places[0] == 0
+        unpredicted = self.tokenizer.end is None and row.first
         first = [ScoredToken(self.tokenizer.token(row.read[0]))] if unpredicted else []
         return first + super().tokens(row, predictions)
 
@@ -92,8 +92,8 @@ class GptScorer(TokenScorer):
         before, own = split_tokens(context, continuation, number, self.tokenizer)
         if not start and not before:
             raise DataError(f"example {number}: the context is empty, and this vocabulary has no token to begin with")
-        # The last token is predicted and never read: the model takes one more.
-        kept, lost = fitted(start + before, own, self.config.length + 1, number)
+        # The last token is predicted and never read: the model takes one more, behind one token at least.
+        kept, lost = fitted(start + before, own, self.config.length + 1, number, least=1)
         read = [*kept, *own[:-1]]
         return Continuation([Row(read, range(len(kept) - 1, len(read)), own, number)], len(own), lost)
 

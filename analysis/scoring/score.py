@@ -8,8 +8,9 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.tasks.encode_examples import check_batch, chunks
 
-_SORTED = 64
-"""Batches whose rows are sorted by length together: neighbours of one length make batches without padding."""
+_SORTED, _TOKENS = 64, 1 << 21
+"""So many batches, of so many tokens at most, are sorted by length together: neighbours of one length make batches
+without padding."""
 
 
 def score(scorer: TokenScorer, documents: Iterable[str], *, batch: int = 8, cancel: CancelToken = NEVER) -> TextScore:
@@ -40,7 +41,9 @@ def score(scorer: TokenScorer, documents: Iterable[str], *, batch: int = 8, canc
     nats, unknown = dict.fromkeys(scorer.directions, 0.0), 0
 
     def by_length() -> Iterator[Row]:
-        for some in chunks(scorer.rows(documents, totals), batch * _SORTED):
+        together = max(min(_SORTED, _TOKENS // (batch * (scorer.length or 64))), 1)
+        for some in chunks(scorer.rows(documents, totals), batch * together):
+            cancel.check()
             yield from sorted(some, key=lambda row: len(row.read))
 
     for row, predicted in scorer.predicted(by_length(), batch, cancel):

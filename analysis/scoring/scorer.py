@@ -33,12 +33,14 @@ class Row(NamedTuple):
     places  where it predicts, numbers of positions
     labels  the ids that it should predict there
     line    the number of the document, of an ELMo that of the sentence
+    first   whether it is the document's first
     """
 
     read: Sequence[Any]
     places: Sequence[int]
     labels: Sequence[int]
     line: int
+    first: bool = False
 
 
 class Predicted(NamedTuple):
@@ -198,10 +200,11 @@ def split_tokens(context: str, continuation: str, number: int, tokenizer: Tokeni
     return before, own
 
 
-def fitted(before: list[int], own: list[int], room: int, number: int) -> tuple[list[int], int]:
-    """Returns (the end of a context that has room beside its continuation, how many tokens it lost)."""
-    if len(own) > room:
-        raise DataError(f"example {number}: the continuation has {len(own)} tokens, and the model takes {room}")
+def fitted(before: list[int], own: list[int], room: int, number: int, least: int = 0) -> tuple[list[int], int]:
+    """Returns (the end of a context that has room beside its continuation, how many tokens it lost). least: so many of
+    its tokens are needed."""
+    if len(own) > room - least:
+        raise DataError(f"example {number}: the continuation has {len(own)} tokens, and the model takes {room - least}")
     kept = before[max(len(before) + len(own) - room, 0) :]
     return kept, len(before) - len(kept)
 

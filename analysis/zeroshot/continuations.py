@@ -77,7 +77,7 @@ def _joined(of: Continuation, rows: Sequence[Directions]) -> ScoredContinuation:
     log_prob = -float(np.mean([sum(row[name].nats.sum() for row in rows) for name in rows[0]]))
     # The first direction says which token is last.
     first = next(iter(rows[0]))
-    nats, hits = (np.concatenate([x for row in rows for x in (row[first][place],)]) for place in (0, 1))
+    nats, hits = (np.concatenate([row[first][place] for row in rows]) for place in (0, 1))
     # An ELMo predicts the sentence's context and its end, too.
     own = slice(len(nats) - of.tokens, None) if len(rows[0]) == 1 else slice(len(nats) - 1 - of.tokens, -1)
     nats, hits = nats[own], hits[own]

@@ -10,6 +10,8 @@ import pytest
 from contexture.analysis.embed import embed
 from contexture.analysis.results import TextCounts
 from contexture.analysis.scoring.gpt import GptScorer
+from contexture.analysis.scoring.scorer import Prediction
+from contexture.data.errors import DataError
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import BertConfig, GptConfig
@@ -35,7 +37,10 @@ class Letters:
         return [[self.vocabulary.index(letter) for letter in text] for text in texts]
 
     def decode(self, ids):
-        return "".join(self.vocabulary[number] for number in ids)
+        return "".join(map(self.token, ids))
+
+    def token(self, id):
+        return self.vocabulary[id]
 
 
 def _totals() -> TextCounts:
@@ -51,14 +56,29 @@ def test_every_token_is_scored_once_with_all_context_of_its_window(length, strid
     (ids,) = tokenizer.encode([text])
     row, scored, start = ([end, *ids] if end is not None else ids), [], 0
     config = GptConfig(vocab=16, length=50, layers=1, hidden=8, heads=2, ffn=8)
-    for each in GptScorer(build(config), {}, tokenizer, length, stride, True).rows([text], totals):
+    scorer, shown = GptScorer(build(config), {}, tokenizer, length, stride, True), ""
+    for each in scorer.rows([text], totals):
         window = row[start : start + length + 1]
         assert each.read == window[:-1] and list(each.labels) == [window[place + 1] for place in each.places]
         scored += [start + place + 1 for place in each.places]
         start += stride
-    assert scored == list(range(1, len(row)))
+        predictions = {"forward": [Prediction(0.0, 0.0, 1, [])] * len(each.labels)}
+        shown += "".join(token.token for token in scorer.tokens(each, predictions))
+    assert scored == list(range(1, len(row))) and shown == text
     counted = text if end is not None else text[1:]
     assert totals == {"documents": 1, "tokens": len(row) - 1, "words": 2, "bytes": len(counted)}
+
+
+@pytest.mark.parametrize("end", [0, None])
+def test_a_continuation_leaves_room_for_a_token_before_it(end):
+    config = GptConfig(vocab=16, length=4, layers=1, hidden=8, heads=2, ffn=8)
+    scorer = GptScorer(build(config), {}, Letters(end), 0, 0, True)  # pyright: ignore[reportArgumentType]
+    fits = scorer.continuation("ab", "cdef", 0)
+    (row,) = fits.rows
+    assert (list(row.places), fits.tokens, len(row.read)) == ([0, 1, 2, 3], 4, 4)
+    assert fits.truncated == (2 if end is not None else 1)
+    with pytest.raises(DataError, match="example 3: the continuation has 5 tokens, and the model takes 4"):
+        scorer.continuation("ab", "cdefg", 3)
 
 
 def test_a_score_is_that_of_the_tokens_one_by_one():

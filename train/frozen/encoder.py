@@ -17,6 +17,7 @@ from contexture.models.model import FAMILIES, Model, Outputs
 from contexture.models.shapes import Params
 from contexture.models.sharding import constrain
 from contexture.train.config import Run
+from contexture.train.programs import shared
 
 Batch = dict[str, jax.Array]
 
@@ -35,6 +36,7 @@ class Encoder:
     """(the backbone's parameters, these fields) → `fields`."""
 
 
+@shared
 def make_encoder(model: Model, run: Run) -> Encoder:
     """Returns the program of a run's frozen backbone."""
     layers, pooled = model.layers_read(), model.reads_pooled()
