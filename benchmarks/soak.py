@@ -77,6 +77,10 @@ def newest(folder: Path) -> int:
     return max(steps, default=0)
 
 
+def least(samples: Sequence[Sample]) -> Sample:
+    return Sample(samples[0].step, min(each.rss for each in samples), min(each.files for each in samples))
+
+
 def watched(words: list[str], folder: Path, log: Path) -> list[Sample]:
     """A run that is left alone → a sample each half second."""
     process, samples = start(words, log), []
@@ -136,9 +140,10 @@ def soak(family: str, steps: int, kills: int, seed: int, place: Path) -> bool:
     same = losses(whole) == losses(broken) and digests(whole) == digests(broken)
     late = [sample for sample in samples if sample.step >= steps // 5]
     late = [sample for sample in late if sample.step <= 0.95 * steps]  # what ends a run (a figure) is no training
-    first, last = late[0], late[-1]
+    # A checkpoint on its way holds files open: the fewest of some samples are those that stay.
+    few = max(len(late) // 8, 1)
+    first, middle, last = (least(late[at : at + few]) for at in (0, len(late) // 2, len(late) - few))
     growth, files = last.rss / first.rss, last.files - first.files
-    middle = late[len(late) // 2]
     print(
         f"{family}: {steps:,} steps in {seconds:.0f} s; killed {count} times: "
         f"{'equal to the bit' if same else 'NOT THE SAME RUN'} ({len(losses(whole)):,} records, {len(digests(whole))} "

@@ -214,8 +214,9 @@ def warmup_note(given: Run, run: Run) -> str:
 
 
 def predictions_of(run: Run) -> int:
-    """Returns data.max_predictions as a number: a run whose number is given equals one whose length gives the same."""
-    return run.data.slots if run.objective == "mlm_nsp" else run.data.max_predictions
+    """Returns data.max_predictions as a number: a run whose number is given equals one whose length gives the same. A
+    run that masks nothing has none."""
+    return run.data.slots if run.objective == "mlm_nsp" else 0
 
 
 def fingerprint(run: Run, tokenizer: str, data: str) -> str:

@@ -72,7 +72,7 @@ def test_a_gpts_context_loses_its_beginning_where_both_are_too_long(gpt):
     ids = gpt.tokenizer.encode([long])[0]
     own = len(gpt.tokenizer.encode([" bird"])[0])
     assert each.truncated == 1 + len(ids) - (length + 1 - own)
-    with pytest.raises(DataError, match=f"example 0: the continuation has .* and the model takes {length + 1}"):
+    with pytest.raises(DataError, match=f"example 0: the continuation has .* and the model takes {length}"):
         list(score_continuations(gpt, [("a", long)]))
 
 

@@ -14,7 +14,6 @@ from contexture.data.config import TaskConfig
 from contexture.models.config import ElmoConfig, HeadConfig
 from contexture.models.model import example
 from contexture.train import metrics
-from contexture.train.checkpoints.meta import best_step, rank_of
 from contexture.train.checkpoints.transfer import model_of
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
@@ -180,16 +179,6 @@ def test_an_accelerator_without_a_known_peak_is_named_in_one_line():
 def test_a_metric_without_a_direction_is_refused():
     with pytest.raises(ConfigError, match="evaluate.metric=bleu has no direction.*choose one of loss"):
         value_to_minimise("bleu", {"loss": 1.0, "bleu": 0.5})
-
-
-def test_a_perplexity_saved_with_its_sign_turned_is_put_right():
-    metas = {
-        step: {"metric": "full_perplexity", "rank": rank, "held_out_loss": 1.0}
-        for step, rank in {1: -90.0, 2: -40.0, 3: 30.0}.items()
-    }
-    ranks = {step: rank_of(meta, "full_perplexity") for step, meta in metas.items()}
-    assert ranks == {1: 90.0, 2: 40.0, 3: 30.0} and best_step(ranks) == 3
-    assert rank_of({"metric": "accuracy", "rank": -0.5, "held_out_loss": 1.0}, "accuracy") == -0.5
 
 
 def evaluations(metric: str, *values: float | None) -> list[dict[str, Any]]:
