@@ -182,6 +182,26 @@ def own_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
+def optimized_steps(pytestconfig: pytest.Config) -> Iterator[None]:
+    """In the long suite the steps of this module are compiled as users have them, and not quickly."""
+    from contexture.train import programs, step
+    from tests.helpers.optimized import OPTIMIZED
+
+    class Jax:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(jax, name)
+
+        def jit(self, function: Any, **how: Any) -> Any:
+            return jax.jit(function, **{**how, "compiler_options": how.get("compiler_options") or OPTIMIZED})
+
+    with pytest.MonkeyPatch.context() as patch:
+        if pytestconfig.option.markexpr == "long":
+            patch.setattr(step, "jax", Jax())
+            patch.setattr(programs, "_kept", OrderedDict())
+        yield
+
+
+@pytest.fixture(scope="module")
 def one_device():
     """The commands of this module, called in this process, see one device: eight are compiled for at twice the time."""
     with devices(1):
