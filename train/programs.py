@@ -1,4 +1,4 @@
-"""Compiled programs that all trainings and evaluations of one process share, and what they are told apart by."""
+"""Cache of jitted functions, shared by all trainings and evaluations of one process, and its key."""
 
 import dataclasses
 import functools
@@ -59,13 +59,12 @@ def without_step_settings(run: Run) -> Run:
 
 
 def shared(function: F) -> F:
-    """Decorates a function that makes jitted functions, and is called by position: for equal arguments it returns what
-    it made before.
+    """Caches the jitted functions that `function` makes: equal arguments return the cached result.
 
-    The second training of a notebook, the runs of a grid and the checkpoints of an evaluation are traced and compiled
-    once. Of a run the function gets `without_step_settings`: it cannot hold a seed, a rate, a file or a folder as a
-    constant. Arguments without a hash, such as models and objectives, are told apart by their `repr`, which has all
-    their fields. Of more than `MOST` results the one that was longest without use is dropped.
+    So the second training of a notebook, the runs of a grid and the checkpoints of an evaluation are compiled once.
+    Call it with positional arguments. A `Run` is replaced by `without_step_settings(run)`, so that no seed, rate or path
+    becomes a constant of the program. Arguments that cannot be hashed (models, objectives) are compared by their
+    `repr`, which lists all their fields. The cache holds `MOST` results and evicts the least recently used.
     """
 
     @functools.wraps(function)

@@ -19,7 +19,7 @@ def made(*arguments: Any) -> list[Any]:
 
 
 def test_what_is_made_for_equal_arguments_is_made_once():
-    """Those without a hash are told apart by their text; two functions share nothing."""
+    """Arguments that cannot be hashed are compared by their `repr`. Two functions share no entry."""
     assert made("a", {"b": 1}) is made("a", {"b": 1})
     assert made("a", {"b": 1}) is not made("a", {"b": 2})
 
