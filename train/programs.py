@@ -62,7 +62,7 @@ def shared(function: F) -> F:
     """Caches the jitted functions that `function` makes: equal arguments return the cached result.
 
     So the second training of a notebook, the runs of a grid and the checkpoints of an evaluation are compiled once.
-    Call it with positional arguments. A `Run` is replaced by `without_step_settings(run)`, so that no seed, rate or path
+    Call it with positional arguments. A `Run` is replaced by `without_step_settings(run)`, so no seed, rate or path
     becomes a constant of the program. Arguments that cannot be hashed (models, objectives) are compared by their
     `repr`, which lists all their fields. The cache holds `MOST` results and evicts the least recently used.
     """
