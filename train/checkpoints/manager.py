@@ -16,6 +16,7 @@ import dataclasses
 import logging
 import os
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -126,6 +127,8 @@ def _read_fitting(
 
 
 _NOWHERE = (0, 0)
+_POLL = 0.005
+"""Seconds between two looks at a write that is waited for."""
 
 
 def _identity_of(folder: Path) -> tuple[int, int]:
@@ -148,6 +151,23 @@ class _Best(policies.PreservationPolicy):
         return [info.step == best for info in checkpoints]
 
 
+class _Manager(ocp.CheckpointManager):
+    """Keeps the error of a write that has failed in this process.
+
+    Orbax raises it only when all processes of a job have come as far, for which it waits up to an hour: another one may
+    wait as long for what this one was to write.
+    """
+
+    failure: BaseException | None = None
+
+    def _wait_for_checkpointers(self) -> None:
+        try:
+            super()._wait_for_checkpointers()
+        except BaseException as error:
+            self.failure = error
+            raise
+
+
 class Checkpoints:
     """The checkpoints of one run: `checkpoints/<step>/`."""
 
@@ -166,7 +186,7 @@ class Checkpoints:
         self.damaged = without_parents(run_directory / "damaged")
         self._place = _identity_of(self.directory.parent)
         self.mesh, self.config, self.identity = mesh, config, identity
-        self._manager: ocp.CheckpointManager | None = None
+        self._manager: _Manager | None = None
         self._ranks: dict[int, float | None] = {}
         self._writing = 0, False  # the step, and whether it is the run's last
 
@@ -210,7 +230,7 @@ class Checkpoints:
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("damaged checkpoints moved")
 
-    def _open(self) -> ocp.CheckpointManager:
+    def _open(self) -> _Manager:
         if self._manager is None:
             silence_orbax()
             # What a killed process was writing: the run's lock is held, so nobody is writing it now.
@@ -231,7 +251,7 @@ class Checkpoints:
                 # The other processes of a job wait while process 0 reads a large checkpoint back.
                 async_options=ocp.options.AsyncOptions(timeout_secs=3600, post_finalization_callback=self._read_back),
             )
-            self._manager = ocp.CheckpointManager(self.directory, options=options)
+            self._manager = _Manager(self.directory, options=options)
         return self._manager
 
     def _read_back(self) -> None:
@@ -272,10 +292,10 @@ class Checkpoints:
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(_stored(state)), meta=ocp.args.JsonSave(meta), digest=ocp.args.JsonSave(digest)
         )
+        # One write at a time: the arrays of a second one would need the memory of the first.
+        self.wait()
         try:
             manager = self._open()
-            # One write at a time: the arrays of a second one would need the memory of the first.
-            manager.wait_until_finished()
             # Known before the save, which decides at once which older checkpoints are removed.
             self._ranks[step] = rank_of(meta, self.metric)
             self._writing = step, last
@@ -321,6 +341,10 @@ class Checkpoints:
         """Waits until the checkpoint that was started is on disk. Raises CheckpointError if it cannot be written."""
         if self._manager is not None:
             try:
+                while self._manager.is_saving_in_progress():
+                    if self._manager.failure is not None:
+                        raise self._manager.failure
+                    time.sleep(_POLL)
                 self._manager.wait_until_finished()
             except Exception as error:
                 raise self._failed(error) from error

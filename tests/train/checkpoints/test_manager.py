@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from orbax.checkpoint._src.futures.synchronization import MultihostSynchronizedValue
 
 from contexture.data.errors import DataError
 from contexture.data.storage import check_run_path
@@ -194,6 +196,22 @@ def test_a_checkpoint_that_cannot_be_read_back_replaces_none(tmp_path, mesh):
             checkpoints.wait()
     checkpoints.abandon()
     assert steps(run / "checkpoints") == [1]
+
+
+def test_a_failed_write_waits_for_no_other_process(tmp_path, mesh, monkeypatch):
+    """Orbax waits at the end of a write for all processes, one of which may be waiting for what has failed here."""
+    others, tracker = threading.Event(), MultihostSynchronizedValue
+    set_value = tracker.set
+    monkeypatch.setattr(tracker, "set", lambda self, value: (value or others.wait(60), set_value(self, value)))
+    checkpoints = Checkpoints(tmp_path, mesh, SaveConfig(), "the run")
+    monkeypatch.setattr(checkpoints, "_read_back", lambda: 1 / 0)
+    with orbax_silenced():
+        checkpoints.save(1, _state(mesh, 1), {}, None)
+        with pytest.raises(CheckpointError, match="could not write a checkpoint to .*division by zero"):
+            checkpoints.wait()
+        assert not others.is_set() and checkpoints._open().is_saving_in_progress()
+        others.set()
+    checkpoints.abandon()
 
 
 @pytest.mark.parametrize("whole", [False, True])
