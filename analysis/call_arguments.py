@@ -2,16 +2,15 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.inputs import as_list
-from contexture.models.config import Sampling
 
-Layers = str | int | Sequence[int]
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type)
+T = TypeVar("T")
 _OTHER_NAMES = {
     "pool": "pooling pooling_mode pooling_strategy pool_mode",
     "batch": "batch_size bs",
@@ -64,8 +63,11 @@ def with_hints(function: F) -> F:
 def with_method_hints(kind: C) -> C:
     """Returns a class whose methods have hints, and which says what does what a method of another library does."""
     for name, method in vars(kind).copy().items():
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(method).parameters.values()) if (
-            inspect.isfunction(method)) else True  # fmt: skip
+        takes_any = (
+            any(p.kind is p.VAR_KEYWORD for p in inspect.signature(method).parameters.values())
+            if (inspect.isfunction(method))
+            else True
+        )
         if not name.startswith("_") and not takes_any:
             setattr(kind, name, with_hints(method))
 
@@ -91,20 +93,9 @@ def words_of(text: Any, number: int) -> list[str]:
     return words
 
 
-def layer_names(layers: Layers, top: int) -> tuple[str, bool]:
-    """Returns (the layers as `embed` names them, whether they are one alone)."""
-    if isinstance(layers, str):
-        return layers, layers not in ("all",) and "," not in layers
-    single = isinstance(layers, int)
-    numbers = [layers] if isinstance(layers, int) else list(layers)
-    if not numbers or not all(isinstance(n, int) and -top - 1 <= n <= top for n in numbers):
-        raise DataError(f"layers={layers} are not all, last, or numbers from 0 to {top}, or -1 to {-top - 1}")
-    return ",".join(str(n % (top + 1)) for n in numbers), single
-
-
-def sampling_of(temperature: float, top_k: int, top_p: float, exclusive: bool) -> Sampling:
-    """Raises: DataError for options out of range."""
+def options_of(kind: Callable[..., T], **given: Any) -> T:
+    """Returns options of a kind. Raises: DataError for those out of range."""
     try:
-        return Sampling(temperature, top_k, top_p, exclusive)
+        return kind(**given)
     except ValueError as error:
         raise DataError(str(error)) from None

@@ -154,10 +154,15 @@ def _drawn_metrics(curves: Curves) -> dict[str, np.ndarray]:
 def _metric_cells(rows: Sequence[ComparedMetric]) -> list[dict[str, str]]:
     """Returns rows as texts, by the heads of their columns."""
     return [
-        {"metric": row["metric"], "run": row["run"], "newest": f"{row['newest']:.4f}", "best": f"{row['best']:.4f}",
-         "at step": f"{row['best_step']:,}"}
+        {
+            "metric": row["metric"],
+            "run": row["run"],
+            "newest": f"{row['newest']:.4f}",
+            "best": f"{row['best']:.4f}",
+            "at step": f"{row['best_step']:,}",
+        }
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 def _differences(names: Sequence[str], runs: Sequence[Run]) -> list[dict[str, str]]:

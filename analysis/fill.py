@@ -8,12 +8,14 @@ import numpy as np
 from contexture.analysis.results import TokenScore
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, power_of_two, token_lines
-from contexture.data.tasks.word_alignment import encode_checked
 from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.checked_text import encode_checked
 from contexture.data.tokenizers.wordpiece import MASK, wordpiece
-from contexture.models.config import ElmoConfig, GptConfig, ModelConfig, VectorsConfig
-from contexture.models.model import Model, Outputs, build
+from contexture.models.config import ModelConfig
+from contexture.models.families import build, family_of
+from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params
+from contexture.train.families import text_family
 from contexture.train.run.trained_length import ANY_LENGTH, LengthWatch
 
 
@@ -27,12 +29,9 @@ def fill(
 
     Raises: DataError for a text without [MASK] or longer than the model, and a model without a masked-LM head.
     """
-    if isinstance(model.config, GptConfig):
-        raise DataError("only a BERT fills gaps; this run is a GPT, which writes on: contexture generate")
-    if isinstance(model.config, ElmoConfig):
-        raise DataError("only a BERT fills gaps; this run is an ELMo, which gives vectors: contexture embed")
-    if isinstance(model.config, VectorsConfig):
-        raise DataError("only a BERT fills gaps; this run has static vectors, which predict no word: contexture embed")
+    if "mlm" not in family_of(model.config).heads:
+        other = text_family(model.config)
+        raise DataError(f"only a BERT fills gaps, and not {other.called}, {other.instead}")
     if "mlm" not in model.heads:
         raise DataError("this run was trained for a task and has no head for masked tokens; give a pretrained run")
     parts = text.split(MASK)

@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from contexture.analysis.options import GenerateOptions
 from contexture.analysis.results import GeneratedText
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.tasks.encode_examples import check_batch, chunks
-from contexture.data.tasks.word_alignment import encode_checked
 from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.checked_text import encode_checked
 from contexture.models import decode
 from contexture.models.config import GptConfig, Sampling
 from contexture.models.model import Model
@@ -58,68 +59,57 @@ def stream(
     params: Params,
     tokenizer: Tokenizer,
     prompts: Sequence[str],
-    sampling: Sampling,
+    how: GenerateOptions = GenerateOptions(),  # noqa: B008  # frozen
     *,
-    tokens: int = 0,
-    stop: str | Sequence[str] = (),
-    seed: int = 0,
-    batch: int = 16,
-    truncate: bool = False,
     cancel: CancelToken = NEVER,
     trained: LengthWatch = ANY_LENGTH,
     decode_params: decode.DecodeParams | None = None,
 ) -> Generator[tuple[int, str], None, list[GeneratedText]]:
     """Continues each prompt: yields (number, new characters) as each text grows, then returns [{"prompt", "text",
-    "tokens", "stopped": "end" | "stop" | "length"}, …].
+    "tokens", "stopped": "end" | "stop" | "length"}, …], with "truncated" where prompts may lose their first tokens.
 
-    tokens          most tokens of a text; 0: 64, or as many as the model takes
-    stop            texts before which a text ends, as it does at the token that ends documents
-    seed            a text depends on the seed, its number among the prompts, and its prompt
-    truncate        a prompt that leaves too little room for the tokens loses its first ones, and its result has their
-                    number: "truncated"
-    cancel          raises from its check to stop the work
     trained         warns where a text gets longer than those of training
     decode_params   what `decoding_params` returns, where it is kept for several calls
 
-    An empty prompt starts behind the token that ends documents.
+    A text depends on the seed, its number among the prompts, and its prompt. It ends at the token that ends documents
+    too, and an empty prompt starts behind that token.
 
     Raises: DataError for a model that is no GPT, an empty prompt where the vocabulary has no such token, and a prompt
     that leaves too little room for the tokens, unless it is truncated.
     """
     config = model.config
-    if not isinstance(config, GptConfig):
+    if not isinstance(config, GptConfig):  # `models.decode` decodes no other
         raise DataError("only a GPT writes on from a prompt; this run is of another family (BERT fills gaps)")
     if not config.tied and "heads_lm" not in params:
         raise DataError("this run has no softmax over words: its own table was left behind; give a pretrained run")
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    _check_options(prompts, tokens, stop, seed)
-    check_batch(batch, "prompts")
+    _check_options(prompts, how)
+    check_batch(how.batch, "prompts")
     texts = [_Continuation(_encode_prompt(prompt, number, tokenizer)) for number, prompt in enumerate(prompts)]
-    tokens = _make_room(texts, tokens, config.length, truncate)
+    tokens = _make_room(texts, how.tokens, config.length, how.truncate)
     trained.check(max(len(text.prompt) for text in texts) + tokens)
-    ending, unstacked = _Ending(tokens, stop), decode_params or decoding_params(config, params, tokenizer)
+    ending, unstacked = _Ending(tokens, how.stops), decode_params or decoding_params(config, params, tokenizer)
 
     def work() -> Generator[tuple[int, str], None, list[GeneratedText]]:
-        for group in chunks(enumerate(texts), batch):
+        for group in chunks(enumerate(texts), how.batch):
             cancel.check()
-            bursts = _bursts(config, unstacked, group, sampling, tokens, seed)
+            bursts = _bursts(config, unstacked, group, how.sampling, tokens, how.seed)
             yield from _read_bursts(bursts, group, tokenizer, ending, cancel)
         results: list[GeneratedText] = [
             {"prompt": prompt, "text": text.text, "tokens": len(text.ids), "stopped": text.stopped or "length"}
             for prompt, text in zip(prompts, texts, strict=True)
         ]
-        for result, text in zip(results, texts if truncate else (), strict=truncate):
+        for result, text in zip(results, texts if how.truncate else (), strict=how.truncate):
             result["truncated"] = text.truncated
         return results
 
     return work()
 
 
-def _check_options(prompts: Sequence[str], tokens: int, stop: tuple[str, ...], seed: int) -> None:
+def _check_options(prompts: Sequence[str], how: GenerateOptions) -> None:
     for wrong, message in (
-        (tokens < 0, f"tokens={tokens} is not a number of tokens; give 1 or more, or 0 for as many as fit"),
-        (not 0 <= seed < 2**31, f"seed={seed} is not in [0, 2^31)"),
-        ("" in stop, "stop holds an empty text, which would end every text at once; leave it out"),
+        (how.tokens < 0, f"tokens={how.tokens} is not a number of tokens; give 1 or more, or 0 for as many as fit"),
+        (not 0 <= how.seed < 2**31, f"seed={how.seed} is not in [0, 2^31)"),
+        ("" in how.stops, "stop holds an empty text, which would end every text at once; leave it out"),
         (not prompts, "there is no prompt; give one"),
     ):
         if wrong:
@@ -139,13 +129,6 @@ def _make_room(texts: Sequence[_Continuation], tokens: int, limit: int, truncate
                 "the model takes; give a shorter prompt or fewer tokens"
             )
     return tokens
-
-
-def generate(
-    model: Model, params: Params, tokenizer: Tokenizer, prompts: Sequence[str], sampling: Sampling, **options: Any
-) -> list[GeneratedText]:
-    """Continues each prompt, as `stream` does, and returns the texts."""
-    return finish(stream(model, params, tokenizer, prompts, sampling, **options))
 
 
 def decoding_params(config: GptConfig, params: Params, tokenizer: Tokenizer) -> decode.DecodeParams:

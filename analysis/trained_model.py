@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
@@ -12,10 +12,11 @@ import numpy as np
 from contexture.analysis import embed, fill, generate
 from contexture.analysis.attention.gates import WordGates, word_gates
 from contexture.analysis.attention.maps import AttentionMaps, Numbers, attention_maps
-from contexture.analysis.call_arguments import Layers, layer_names, sampling_of, texts_of, with_method_hints, words_of
+from contexture.analysis.call_arguments import options_of, texts_of, with_method_hints, words_of
 from contexture.analysis.cosines import unit_length
-from contexture.analysis.embed import Units
-from contexture.analysis.results import TextScore
+from contexture.analysis.layer_numbers import Layers, is_single, layer_numbers
+from contexture.analysis.options import EmbedOptions, GenerateOptions, SensesOptions
+from contexture.analysis.results import GeneratedText, TextScore
 from contexture.analysis.scoring.families import token_scorer
 from contexture.analysis.scoring.score import score
 from contexture.analysis.scoring.scorer import TokenScorer
@@ -23,9 +24,9 @@ from contexture.analysis.senses.occurrences import given_sentences
 from contexture.analysis.senses.word_senses import WordSenses, word_senses
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
+from contexture.data.families.splitting import Units
 from contexture.data.inputs import as_list
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.models.config import GptConfig, Sampling
 from contexture.models.decode import DecodeParams
 from contexture.models.model import Model
 from contexture.models.shapes import Params
@@ -140,16 +141,16 @@ class TrainedModel:
         """
         how = embed.pool_of(of, pool)
         given, one = texts_of(texts)
-        names, single = layer_names(layers, self.model.config.layers)
+        numbers, single = layer_numbers(layers, self.model.config.layers), is_single(layers)
         if of == "words":
-            split = embed.word_splitter(self.model, self.tokenizer)
+            split = self.run.text.word_splitter(self.tokenizer, self.run.model.length)
             cut = [split(words_of(text, n), f"text {n}") for n, text in enumerate(given)]
-            arrays = self._embed([each.units for each in cut], layers=names, batch=batch)
+            arrays = self._embed([each.units for each in cut], EmbedOptions(layers=numbers, batch=batch))
             arrays = [embed.word_vectors(array, each) for array, each in zip(arrays, cut, strict=True)]
         else:
             units = embed.units_of(given, self.model, self.tokenizer)
-            arrays = self._embed(units, layers=names, pool=how, batch=batch)
-        if single and names != "last":
+            arrays = self._embed(units, EmbedOptions(layers=numbers, pool=how, batch=batch))
+        if single:
             arrays = [array[0] for array in arrays]
         if one:
             return arrays[0]
@@ -157,11 +158,9 @@ class TrainedModel:
             return arrays
         return np.stack(arrays) if arrays else np.zeros((0, self.model.config.width), np.float32)
 
-    def _embed(self, sentences: Sequence[Units], **how: Any) -> list[np.ndarray]:
-        how["trained"] = self.watch_lengths()
-        return self._compute(
-            lambda: list(embed.embed(self.model, self.forward_params, self.tokenizer, sentences, **how))
-        )
+    def _embed(self, sentences: Sequence[Units], how: EmbedOptions) -> list[np.ndarray]:
+        fixed, trained = (self.model, self.forward_params, self.tokenizer), self.watch_lengths()
+        return self._compute(lambda: list(embed.embed(*fixed, sentences, how, trained=trained)))
 
     def similarity(
         self, first: Any, second: Any, *, pool: Pool = "mean-words", layers: str | int = "last"
@@ -170,7 +169,7 @@ class TrainedModel:
 
         pool and one of the layers are as in `embed`. A text without a word has cosine 0 with all others.
         """
-        if not layer_names(layers, self.model.config.layers)[1]:
+        if not is_single(layers):
             raise DataError(f"layers={layers} are several vectors of a text; give one layer")
         firsts, seconds = texts_of(first)[0], texts_of(second)[0]
         both = self.embed([*firsts, *seconds], pool=pool, layers=layers)
@@ -200,22 +199,19 @@ class TrainedModel:
     @functools.cached_property
     def _decode_params(self) -> DecodeParams | None:
         config = self.model.config
-        readable = isinstance(config, GptConfig) and (config.tied or "heads_lm" in self.params)
+        readable = config.is_causal and (config.tied or "heads_lm" in self.params)  # pyright: ignore[reportAttributeAccessIssue]
         return generate.decoding_params(config, self.params, self.tokenizer) if readable else None  # pyright: ignore[reportArgumentType]
 
-    def _stream(
-        self, prompts: Sequence[str], sampling: Sampling, cancel: CancelToken, options: Mapping[str, Any]
-    ) -> Any:
+    def _stream(self, prompts: Sequence[str], how: GenerateOptions, cancel: CancelToken = NEVER) -> Any:
         return generate.stream(
             self.model,
             self.params,
             self.tokenizer,
             prompts,
-            sampling,
+            how,
+            cancel=cancel,
             trained=self.watch_lengths(),
             decode_params=self._decode_params,
-            cancel=cancel,
-            **options,
         )
 
     def generate(
@@ -251,12 +247,30 @@ class TrainedModel:
         Raises: DataError for a model that is no GPT, and prompts and options that do not fit.
         """
         given, one = texts_of(prompts)
-        sampling = sampling_of(temperature, top_k, top_p, top_p_exclusive)
-        options = {"tokens": tokens, "stop": stop, "seed": seed, "batch": batch, "truncate": truncate}
-        texts = self._compute(
-            lambda: generate.finish(self._stream(given, sampling, cancel, options), lambda part: show(*part))
+        how = options_of(
+            GenerateOptions,
+            tokens=tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            top_p_exclusive=top_p_exclusive,
+            stop=stop,
+            seed=seed,
+            batch=batch,
+            truncate=truncate,
         )
+        texts = self.continue_prompts(given, how, show, cancel)
         return texts[0] if one else texts
+
+    def continue_prompts(
+        self,
+        prompts: Sequence[str],
+        how: GenerateOptions,
+        show: Callable[[int, str], object] = lambda number, text: None,
+        cancel: CancelToken = NEVER,
+    ) -> list[GeneratedText]:
+        """`generate` of several prompts, its options as one object."""
+        return self._compute(lambda: generate.finish(self._stream(prompts, how, cancel), lambda part: show(*part)))
 
     def stream(
         self,
@@ -276,9 +290,18 @@ class TrainedModel:
             for part in model.stream("Once upon a time"):
                 print(part, end="", flush=True)
         """
-        sampling = sampling_of(temperature, top_k, top_p, top_p_exclusive)
-        options = {"tokens": tokens, "stop": stop, "seed": seed, "batch": 1}
-        parts = self._compute(lambda: self._stream([prompt], sampling, NEVER, options))
+        how = options_of(
+            GenerateOptions,
+            tokens=tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            top_p_exclusive=top_p_exclusive,
+            stop=stop,
+            seed=seed,
+            batch=1,
+        )
+        parts = self._compute(lambda: self._stream([prompt], how))
 
         def texts() -> Iterator[str]:
             # The mesh is set for one part at a time: between two of them the caller's own code runs.
@@ -305,12 +328,12 @@ class TrainedModel:
         self, documents: Any, *, length: int = 0, stride: int = 0, batch: int = 8, cancel: CancelToken = NEVER
     ) -> TextScore:
         """`score` of any number of documents, which are read one at a time."""
-        # An ELMo has no windows: it reads sentences.
+        # What reads words has no windows: it reads sentences.
         if length > self.trained_length:
             logger.warning(
                 f"windows of {length} tokens are longer than those of training, which had {self.trained_length}"
             )
-        length = length or (0 if self.run.family == "elmo" else self.run.data.length)
+        length = length or (0 if self.run.text.reads_words else self.run.data.length)
         return self._compute(lambda: score(self.token_scorer(length, stride), documents, batch=batch, cancel=cancel))
 
     @property
@@ -378,11 +401,17 @@ class TrainedModel:
         """
         given, _ = texts_of(texts)
         sentences = given_sentences(given, None if senses is None else as_list(senses, "senses"))
-        how: Any = {"clusters": clusters, "adjust_anisotropy": adjust_anisotropy, "max_occurrences": max_occurrences}
-        how |= {"ignore_case": ignore_case, "seed": seed, "batch": batch, "trained": self.watch_lengths()}
-        return self._compute(
-            lambda: word_senses(self.model, self.forward_params, self.tokenizer, sentences, word, **how)
+        how = options_of(
+            SensesOptions,
+            ignore_case=ignore_case,
+            clusters=clusters,
+            adjust_anisotropy=adjust_anisotropy,
+            max_occurrences=max_occurrences,
+            seed=seed,
+            batch=batch,
         )
+        fixed, trained = (self.model, self.forward_params, self.tokenizer), self.watch_lengths()
+        return self._compute(lambda: word_senses(*fixed, sentences, word, how, trained=trained))
 
     # Tasks
 

@@ -45,7 +45,7 @@ def ours(args: argparse.Namespace) -> Worker:
 
     from contexture.models import decode
     from contexture.models.config import GptConfig
-    from contexture.models.model import build
+    from contexture.models.families import build
     from contexture.train import cpu_memory
 
     cpu_memory.tune_cpu_allocator()

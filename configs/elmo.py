@@ -12,9 +12,15 @@ from contexture.train.options import OptimConfig, SaveConfig
 def _adagrad(final_lr: float) -> OptimConfig:
     """The published code's optimizer: Adagrad at 0.2 on the gradient of 20 words' sum, clipped at 10."""
     return OptimConfig(
-        name="adagrad", schedule="linear", peak_lr=0.2, warmup=0, final_lr=final_lr, weight_decay=0.0, clip=10.0,
+        name="adagrad",
+        schedule="linear",
+        peak_lr=0.2,
+        warmup=0,
+        final_lr=final_lr,
+        weight_decay=0.0,
+        clip=10.0,
         gradient_scale=20.0,
-    )  # fmt: skip
+    )
 
 
 def tiny() -> Run:
@@ -33,27 +39,35 @@ def tiny() -> Run:
             vocab=8192, filters=((1, 16), (2, 16), (3, 32), (4, 64), (5, 64)), highway=1, cells=256, projection=64
         ),
         data=DataConfig(
-            batch=32, length=20, vocabulary="words", word_splitter="punctuation",
-            word_types=640, negatives=1024,
+            batch=32,
+            length=20,
+            vocabulary="words",
+            word_splitter="punctuation",
+            word_types=640,
+            negatives=1024,
         ),
         optim=_adagrad(final_lr=0.1),
         save=SaveConfig(every=500),
         steps=10_000,
-    )  # fmt: skip
+    )
 
 
 def _original(cells: int, projection: int, highway: int) -> Run:
     return Run(
         model=ElmoConfig(cells=cells, projection=projection, highway=highway),
         data=DataConfig(
-            batch=384, length=20, split_sentences=False, vocabulary="words",
-            word_types=6144, negatives=8192,
+            batch=384,
+            length=20,
+            split_sentences=False,
+            vocabulary="words",
+            word_types=6144,
+            negatives=8192,
         ),
         optim=_adagrad(final_lr=1.0),
         save=SaveConfig(every=1_250),
         steps=0,
         epochs=10,
-    )  # fmt: skip
+    )
 
 
 def small() -> Run:

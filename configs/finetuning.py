@@ -2,13 +2,16 @@
 
 import dataclasses
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from contexture.configs import task
 from contexture.data.config import DataConfig
-from contexture.models.config import ElmoConfig, HeadConfig, ModelConfig, TransformerConfig, VectorsConfig
+from contexture.models.config import HeadConfig, ModelConfig, TransformerConfig
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
+from contexture.train.families import FAMILIES
 from contexture.train.options import InitConfig, OptimConfig, rate_at_width
 
 
@@ -21,18 +24,28 @@ def finetune_run(source: Run, folder: str, name: str, *, task_vocabulary: int = 
     Raises: ConfigError for an unknown task.
     """
     base = task(name)
-    data, init = _data_like(source, base), InitConfig(run=folder)
-    head = source.head if source.task.kind == base.task.kind else base.head
-    if isinstance(source.model, ElmoConfig):
-        base = _as_elmo(base, source.model, data, head, init, random=random)
-    elif isinstance(source.model, VectorsConfig):
-        base = _as_vectors(base, source.model, data, head, init)
-    else:
-        base = dataclasses.replace(base, model=_inherited(source.model), data=data, head=head, init=init)
-        base = _as_gpt(base, task_vocabulary) if source.family == "gpt" else base
-        rate = rate_at_width(base.optim.peak_lr, source.model.hidden)
-        base = dataclasses.replace(base, optim=dataclasses.replace(base.optim, peak_lr=rate))
-    return dataclasses.replace(base, optim=dataclasses.replace(base.optim, mix_lr=MIX_LR))
+    begin = _Beginning(
+        model=_inherited(source.model),
+        data=_data_like(source, base),
+        head=source.head if source.task.kind == base.task.kind else base.head,
+        init=InitConfig(run=folder),
+        task_vocabulary=task_vocabulary,
+        random=random,
+    )
+    run = _PRACTICE[source.family](base, begin)
+    return dataclasses.replace(run, optim=dataclasses.replace(run.optim, mix_lr=MIX_LR))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Beginning:
+    """What a fine-tuning takes from the run that it begins from."""
+
+    model: ModelConfig
+    data: DataConfig
+    head: HeadConfig
+    init: InitConfig
+    task_vocabulary: int
+    random: bool
 
 
 MIX_LR = 0.05
@@ -61,10 +74,11 @@ def load_source_run(source: Path, folder: Path) -> tuple[Run, Path]:
 
 def task_run(source: Run, place: Path, folder: str, name: str, *, random: bool = False) -> Run:
     """Returns the run that fine-tunes `source`, as `finetune_run` does. place: where its tokenizer lies now."""
-    from contexture.data.layouts import with_task_tokens
     from contexture.data.tokenizers.registry import load_tokenizer
 
-    vocabulary = with_task_tokens(load_tokenizer(place / "tokenizer")).size if source.family == "gpt" else 0
+    vocabulary = 0
+    if source.text.task_tokens:
+        vocabulary = source.text.with_task_tokens(load_tokenizer(place / "tokenizer")).size
     return finetune_run(source, folder, name, task_vocabulary=vocabulary, random=random)
 
 
@@ -109,62 +123,90 @@ def _data_like(source: Run, base: Run) -> DataConfig:
         base.data,
         lowercase=source.data.lowercase,
         word_splitter=source.data.word_splitter,
-        length=min(base.data.length, getattr(source.model, "length", base.data.length)),
+        length=min(base.data.length, source.model.length),
     )
 
 
-def _as_gpt(run: Run, vocabulary: int) -> Run:
+def _as_bert(base: Run, begin: _Beginning) -> Run:
+    """Returns a fine-tuning as BERT has it: as the task's recipe says, at a rate for the model's width."""
+    run = dataclasses.replace(base, model=begin.model, data=begin.data, head=begin.head, init=begin.init)
+    return _at_width(run)
+
+
+def _at_width(run: Run) -> Run:
+    assert isinstance(run.model, TransformerConfig)
+    rate = rate_at_width(run.optim.peak_lr, run.model.hidden)
+    return dataclasses.replace(run, optim=dataclasses.replace(run.optim, peak_lr=rate))
+
+
+def _as_gpt(base: Run, begin: _Beginning) -> Run:
     """Returns a fine-tuning as GPT-1 has it (Radford et al. 2018, section 4.1).
 
     Its optimizer, 6.25e-5, a warm-up over 0.2 % of the steps, half of the language-modelling loss added; the token
-    table grows to hold `vocabulary` rows.
+    table grows to hold a task's tokens.
     """
     optim = OptimConfig(
         name="gpt1", schedule="gpt1", peak_lr=6.25e-5, warmup=0, warmup_fraction=0.002, eps=1e-8, weight_decay=0.01
     )
-    return dataclasses.replace(
-        run,
-        model=dataclasses.replace(run.model, vocab=max(run.model.vocab, vocabulary)),
+    vocab = max(begin.model.vocab, begin.task_vocabulary)
+    run = dataclasses.replace(
+        base,
+        model=dataclasses.replace(begin.model, vocab=vocab),
+        data=begin.data,
+        head=begin.head,
         optim=optim,
-        task=dataclasses.replace(run.task, lm_weight=0.5),
-        init=dataclasses.replace(run.init, grow=True),
+        task=dataclasses.replace(base.task, lm_weight=0.5),
+        init=dataclasses.replace(begin.init, grow=True),
     )
+    return _at_width(run)
 
 
-def _as_elmo(run: Run, model: ElmoConfig, data: DataConfig, head: HeadConfig, init: InitConfig, *, random: bool) -> Run:
+def _as_elmo(base: Run, begin: _Beginning) -> Run:
     """Returns a fine-tuning that follows common ELMo practice (Peters et al. 2018).
 
     The biLM is frozen and without dropout, a scalar mix of its layers goes into a biLSTM of the task's own, trained by
-    Adam at 1e-3. A head that mixes already stays as it is.
-
-    random: the biLM has learned nothing, so it is trained too.
+    Adam at 1e-3. A head that mixes already stays as it is. A biLM that has learned nothing is trained too.
     """
     return dataclasses.replace(
-        run,
-        model=model if random else dataclasses.replace(model, dropout=0.0),
-        data=dataclasses.replace(data, vocabulary="words", word_types=512),
-        head=HeadConfig(mix="all", cells=128) if head.mix == "off" else head,
-        init=init,
-        optim=dataclasses.replace(_ADAM_OF_WORDS, frozen=() if random else ("backbone",)),
+        base,
+        model=begin.model if begin.random else dataclasses.replace(begin.model, dropout=0.0),
+        data=dataclasses.replace(begin.data, vocabulary="words", word_types=512),
+        head=_head_of_words(begin),
+        init=begin.init,
+        optim=dataclasses.replace(_ADAM_OF_WORDS, frozen=() if begin.random else ("backbone",)),
         epochs=10.0,
     )
 
 
 _ADAM_OF_WORDS = OptimConfig(
     name="adamw", schedule="linear", peak_lr=1e-3, warmup=0, final_lr=0.1, eps=1e-8, weight_decay=0.0, clip=5.0
-)  # fmt: skip
+)
 """Adam at 1e-3, as heads with a biLSTM of their own are trained."""
 
 
-def _as_vectors(run: Run, model: VectorsConfig, data: DataConfig, head: HeadConfig, init: InitConfig) -> Run:
+def _head_of_words(begin: _Beginning) -> HeadConfig:
+    """Returns the head that was there, if it mixes layers already; else a mix and a biLSTM of the task's own."""
+    return HeadConfig(mix=FAMILIES[begin.model.family].mix, cells=128) if begin.head.mix == "off" else begin.head
+
+
+def _as_vectors(base: Run, begin: _Beginning) -> Run:
     """Returns a fine-tuning of static vectors: as that of an ELMo, so that the two are compared on the same head, but
     the vectors are trained with it."""
     return dataclasses.replace(
-        run,
-        model=model,
-        data=data,
-        head=HeadConfig(mix="words", cells=128) if head.mix == "off" else head,
-        init=init,
+        base,
+        model=begin.model,
+        data=begin.data,
+        head=_head_of_words(begin),
+        init=begin.init,
         optim=_ADAM_OF_WORDS,
         epochs=10.0,
     )
+
+
+_PRACTICE: dict[str, Callable[[Run, _Beginning], Run]] = {
+    "bert": _as_bert,
+    "gpt": _as_gpt,
+    "elmo": _as_elmo,
+    "vectors": _as_vectors,
+}
+"""How each family is fine-tuned: (the task's recipe, what is taken from the pretrained run) → the run."""

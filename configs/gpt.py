@@ -41,19 +41,38 @@ def shakespeare_char() -> Run:
     """
     return Run(
         model=GptConfig(
-            vocab=65, length=64, layers=4, hidden=128, heads=4, ffn=512, dropout=0.0, attention_dropout=0.0,
-            head_dropout=0.0, position_std=0.02, biases=False,
+            vocab=65,
+            length=64,
+            layers=4,
+            hidden=128,
+            heads=4,
+            ffn=512,
+            dropout=0.0,
+            attention_dropout=0.0,
+            head_dropout=0.0,
+            position_std=0.02,
+            biases=False,
         ),
         data=DataConfig(
-            batch=12, length=64, dev_fraction=0.1, vocabulary="characters", documents="files",
+            batch=12,
+            length=64,
+            dev_fraction=0.1,
+            vocabulary="characters",
+            documents="files",
         ),
         optim=OptimConfig(
-            name="adamw", schedule="cosine", peak_lr=1e-3, final_lr=0.1, warmup=100, b2=0.99, eps=1e-8,
+            name="adamw",
+            schedule="cosine",
+            peak_lr=1e-3,
+            final_lr=0.1,
+            warmup=100,
+            b2=0.99,
+            eps=1e-8,
             weight_decay=0.1,
         ),
         save=SaveConfig(every=500),
         steps=2_000,
-    )  # fmt: skip
+    )
 
 
 def gpt1() -> Run:
@@ -79,16 +98,28 @@ def gpt1() -> Run:
 def _two(layers: int, hidden: int, heads: int, peak_lr: float) -> Run:
     return Run(
         model=GptConfig(
-            layers=layers, hidden=hidden, heads=heads, ffn=4 * hidden, dropout=0.0, attention_dropout=0.0,
-            dtype="bfloat16", unroll=1,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            ffn=4 * hidden,
+            dropout=0.0,
+            attention_dropout=0.0,
+            dtype="bfloat16",
+            unroll=1,
         ),
         data=_text(512, 1024),
         optim=OptimConfig(
-            name="adamw", schedule="cosine", peak_lr=peak_lr, final_lr=0.1, warmup=2_000, b2=0.95, eps=1e-8,
+            name="adamw",
+            schedule="cosine",
+            peak_lr=peak_lr,
+            final_lr=0.1,
+            warmup=2_000,
+            b2=0.95,
+            eps=1e-8,
             weight_decay=0.1,
         ),
         steps=600_000,
-    )  # fmt: skip
+    )
 
 
 def gpt2_124m() -> Run:
@@ -138,16 +169,31 @@ def _three(layers: int, hidden: int, heads: int, batch_tokens: float, peak_lr: f
     tokens = batch * 2048
     return Run(
         model=GptConfig(
-            length=2048, layers=layers, hidden=hidden, heads=heads, ffn=4 * hidden, dropout=0.0, attention_dropout=0.0,
-            local_window=256, dtype="bfloat16", unroll=1,
+            length=2048,
+            layers=layers,
+            hidden=hidden,
+            heads=heads,
+            ffn=4 * hidden,
+            dropout=0.0,
+            attention_dropout=0.0,
+            local_window=256,
+            dtype="bfloat16",
+            unroll=1,
         ),
         data=_text(batch, 2048),
         optim=OptimConfig(
-            name="adamw", schedule="cosine", peak_lr=peak_lr, final_lr=0.1, warmup=round(375e6 / tokens),
-            decay_steps=round(260e9 / tokens), b2=0.95, eps=1e-8, weight_decay=0.1,
+            name="adamw",
+            schedule="cosine",
+            peak_lr=peak_lr,
+            final_lr=0.1,
+            warmup=round(375e6 / tokens),
+            decay_steps=round(260e9 / tokens),
+            b2=0.95,
+            eps=1e-8,
+            weight_decay=0.1,
         ),
         steps=round(300e9 / tokens),
-    )  # fmt: skip
+    )
 
 
 def gpt3_125m() -> Run:

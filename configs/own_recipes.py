@@ -33,8 +33,11 @@ def own_recipe(name: str) -> Run:
         hint = did_you_mean(function_name, functions)
         raise ConfigError(f"{place}: {problem}{hint}; it has {listed}; give {place}:FUNCTION")
     function = functions[function_name]
-    if wanted := [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty
-                  and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]:  # fmt: skip
+    if wanted := [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]:
         raise ConfigError(f"{name} wants {', '.join(wanted)}; a recipe is a function without parameters")
     try:
         run = function()

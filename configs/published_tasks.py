@@ -11,25 +11,66 @@ from contexture.train.config import Run
 _NLI = ("entailment", "neutral", "contradiction")
 
 
-def _choice(name: str, files: tuple[str, ...], *, labels: tuple[str, ...] = (), dev_fraction: float = 0.0,
-            test: str = "", batch: int = 32, length: int = 128) -> Run:  # fmt: skip
+def _choice(
+    name: str,
+    files: tuple[str, ...],
+    *,
+    labels: tuple[str, ...] = (),
+    dev_fraction: float = 0.0,
+    test: str = "",
+    batch: int = 32,
+    length: int = 128,
+) -> Run:
     train, *dev = (f"published:{name}/{file}" for file in files)
-    task = TaskConfig(name=name, kind="choice", train=(train,), dev=(*dev,), dev_fraction=dev_fraction,
-                      test=(f"published:{name}/{test}",) if test else (), text="text", choices=("choices",),
-                      label="label", labels=labels)  # fmt: skip
+    task = TaskConfig(
+        name=name,
+        kind="choice",
+        train=(train,),
+        dev=(*dev,),
+        dev_fraction=dev_fraction,
+        test=(f"published:{name}/{test}",) if test else (),
+        text="text",
+        choices=("choices",),
+        label="label",
+        labels=labels,
+    )
     return paper_settings(task, batch=batch, length=length)
 
 
-def _texts(name: str, files: tuple[str, str, str], *, text: str, second: str = "", labels: tuple[str, ...] = (),
-           peak_lr: float = 2e-5, epochs: float = 3.0) -> Run:  # fmt: skip
+def _texts(
+    name: str,
+    files: tuple[str, str, str],
+    *,
+    text: str,
+    second: str = "",
+    labels: tuple[str, ...] = (),
+    peak_lr: float = 2e-5,
+    epochs: float = 3.0,
+) -> Run:
     train, dev, test = (f"published:{name}/{file}" for file in files)
-    task = TaskConfig(name=name, kind="classify", train=(train,), dev=(dev,), test=(test,), text=text, second=second,
-                      label="label", labels=labels)  # fmt: skip
+    task = TaskConfig(
+        name=name,
+        kind="classify",
+        train=(train,),
+        dev=(dev,),
+        test=(test,),
+        text=text,
+        second=second,
+        label="label",
+        labels=labels,
+    )
     return paper_settings(task, peak_lr=peak_lr, epochs=epochs)
 
 
-def _tags(name: str, files: tuple[str, str, str], *, text: str = "", label: str = "", length: int = 128,
-          context: Context = "sentence") -> Run:  # fmt: skip
+def _tags(
+    name: str,
+    files: tuple[str, str, str],
+    *,
+    text: str = "",
+    label: str = "",
+    length: int = 128,
+    context: Context = "sentence",
+) -> Run:
     train, dev, test = (f"published:{name}/{file}" for file in files)
     task = TaskConfig(name=name, kind="tag", train=(train,), dev=(dev,), test=(test,), text=text, label=label)
     return paper_settings(task, peak_lr=5e-5, length=length, context=context)

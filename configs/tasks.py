@@ -13,12 +13,28 @@ from contexture.data.config import TaskConfig
 from contexture.train.config import Run
 
 
-def _glue(name: str, *, kind: str = "classify", dev: str = "validation", test: tuple[str, ...] = (), text: str = "",
-          second: str = "", epochs: float = 3.0) -> Run:  # fmt: skip
+def _glue(
+    name: str,
+    *,
+    kind: str = "classify",
+    dev: str = "validation",
+    test: tuple[str, ...] = (),
+    text: str = "",
+    second: str = "",
+    epochs: float = 3.0,
+) -> Run:
     where = f"tfds:glue/{name}"
     tests = tuple(f"{where}:{split}" for split in test)
-    task = TaskConfig(name=name, kind=kind, train=(f"{where}:train",), dev=(f"{where}:{dev}",), test=tests,  # pyright: ignore[reportArgumentType]
-                      text=text, second=second, label="label")  # fmt: skip
+    task = TaskConfig(
+        name=name,
+        kind=kind,  # pyright: ignore[reportArgumentType]
+        train=(f"{where}:train",),
+        dev=(f"{where}:{dev}",),
+        test=tests,
+        text=text,
+        second=second,
+        label="label",
+    )
     return paper_settings(task, epochs=epochs)
 
 
@@ -108,8 +124,15 @@ def xquad() -> Run:
     German). Not yet run here.
     """
     where = "tfds:squad/v1.1"
-    return _span(TaskConfig(name="xquad", kind="span", train=(f"{where}:train",), dev=(f"{where}:validation",),
-                            test=("tfds:xquad/de:test",)))  # fmt: skip
+    return _span(
+        TaskConfig(
+            name="xquad",
+            kind="span",
+            train=(f"{where}:train",),
+            dev=(f"{where}:validation",),
+            test=("tfds:xquad/de:test",),
+        )
+    )
 
 
 def _span(task: TaskConfig, *, epochs: float = 3.0, batch: int = 32) -> Run:
@@ -217,6 +240,13 @@ def conll2003() -> Run:
     which is that of conll2003_documents: this set has no borders of documents. Not yet run here.
     """
     where = "tfds:conll2003"
-    task = TaskConfig(name="conll2003", kind="tag", train=(f"{where}:train",), dev=(f"{where}:dev",),
-                      test=(f"{where}:test",), text="tokens", label="ner")  # fmt: skip
+    task = TaskConfig(
+        name="conll2003",
+        kind="tag",
+        train=(f"{where}:train",),
+        dev=(f"{where}:dev",),
+        test=(f"{where}:test",),
+        text="tokens",
+        label="ner",
+    )
     return paper_settings(task, peak_lr=5e-5)

@@ -37,9 +37,22 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 _FUNCTIONS = ("evaluate", "export_model", "finetune", "import_model", "load", "open", "predict", "pretrain", "recipe")
 __all__ = [
-    "CheckpointError", "ConfigError", "DataError", "Diverged", "Interrupted", "TrainedModel", "evaluate",
-    "export_model", "finetune", "import_model", "load", "open", "predict", "pretrain", "recipe",
-]  # fmt: skip
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "Diverged",
+    "Interrupted",
+    "TrainedModel",
+    "evaluate",
+    "export_model",
+    "finetune",
+    "import_model",
+    "load",
+    "open",
+    "predict",
+    "pretrain",
+    "recipe",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -306,18 +306,17 @@ def import_model(
     the Hugging Face hub does not answer.
     """
     from contexture.train.interchange.convert import IMPORTERS, import_model
+    from contexture.train.interchange.import_options import ImportOptions
 
     _check_format(format, IMPORTERS)
-    import_model(
-        format,
-        Path(path),
-        Path(to),
+    how = ImportOptions(
         vocabulary=str(vocabulary),
-        lowercase=lowercase,
+        lowercase="auto" if lowercase is None else "yes" if lowercase else "no",
         gelu=gelu,
         word_splitter=word_splitter,
         labels=tuple(labels),
     )
+    import_model(format, Path(path), Path(to), how=how)
     return Path(to)
 
 

@@ -5,12 +5,11 @@ from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import NamedTuple
 
-from contexture.data.config import WORD_FAMILIES
+from contexture.data.families.base import TextFamily
 from contexture.data.plain_files import inner_suffix
-from contexture.train.config import FAMILIES, Run, fields
+from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
-
-_NAMES = {"bert": "a BERT", "gpt": "a GPT", "elmo": "an ELMo", "vectors": "static vectors"}
+from contexture.train.families import FAMILIES
 
 
 class _Scope(NamedTuple):
@@ -20,9 +19,29 @@ class _Scope(NamedTuple):
     has: Callable[[Run], bool]
 
 
-def _pretrains(*families: str) -> _Scope:
-    what = " or ".join(_NAMES[family] for family in families)
-    return _Scope(f"pretraining {what or 'on text'}", lambda run: not _is_task(run) and _is_of(run, *families))
+def _called(has: Callable[[TextFamily], bool]) -> str:
+    """Returns the families of which something is true: "a BERT, a GPT or an ELMo"."""
+    *others, last = [family.text.called for family in FAMILIES.values() if has(family.text)]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _model_fields(kind: type) -> set[str]:
+    return {each.name for each in dataclass_fields(kind)}
+
+
+def _of_families() -> dict[str, _Scope]:
+    """Returns the scopes of the options of data that a family declares as its own."""
+    scopes: dict[str, _Scope] = {}
+    for name in {name for family in FAMILIES.values() for name in family.text.options}:
+        scopes[f"data.{name}"] = _Scope(
+            _called(lambda text, name=name: name in text.options), lambda run, name=name: name in run.text.options
+        )
+    for name in {name for family in FAMILIES.values() for name in family.text.pretraining_options}:
+        scopes[f"data.{name}"] = _Scope(
+            f"pretraining {_called(lambda text, name=name: name in text.pretraining_options)}",
+            lambda run, name=name: not _is_task(run) and name in run.text.pretraining_options,
+        )
+    return scopes
 
 
 def _has_kind(*kinds: str) -> _Scope:
@@ -33,37 +52,37 @@ def _is_task(run: Run) -> bool:
     return run.task.kind != "off"
 
 
-def _is_of(run: Run, *families: str) -> bool:
-    return not families or run.family in families
-
-
 _TASK = _Scope("contexture finetune", _is_task)
-_ELMO = _Scope("an ELMo", lambda run: run.family == "elmo")
-_GPT_TASK = _Scope("fine-tuning a GPT", lambda run: _is_task(run) and run.family == "gpt")
+_CAUSAL = _called(lambda text: text.is_causal)
+_READERS_OF_WORDS = _called(lambda text: text.reads_words)
 _ADAM = _Scope("--optim.name adamw, bert or gpt1", lambda run: run.optim.name != "adagrad")
 _SCOPES: dict[str, _Scope] = {
     **dict.fromkeys(
         ("data.path", "data.dev", "data.dev_fraction"),
         _Scope("pretraining on text (a task has --task.train and --task.dev)", lambda run: not _is_task(run)),
     ),
-    **dict.fromkeys(("data.tokenizer", "data.vocabulary"), _pretrains()),
-    "model.stateful": _pretrains("elmo"),
-    "data.split_sentences": _pretrains("bert", "elmo"),
-    "data.lowercase": _Scope("a BERT", lambda run: run.family == "bert"),
-    "data.word_splitter": _ELMO,
-    "data.word_types": _ELMO,
-    **dict.fromkeys(("data.documents", "data.packed"), _pretrains("gpt")),
-    **dict.fromkeys(("data.max_predictions", "data.masked_fraction", "data.short_fraction"), _pretrains("bert")),
-    "data.negatives": _pretrains("elmo"),
+    **_of_families(),
+    **dict.fromkeys(
+        ("data.tokenizer", "data.vocabulary"), _Scope("pretraining on text", lambda run: not _is_task(run))
+    ),
+    "model.stateful": _Scope(
+        f"pretraining {_called(lambda text: text.continues_rows)}",
+        lambda run: not _is_task(run) and run.text.continues_rows,
+    ),
     "data.context": _has_kind("tag"),
     **dict.fromkeys(
         ("data.ramp_from", "data.ramp_steps"),
-        _Scope("a BERT, a GPT, or fine-tuning", lambda run: run.family != "elmo" or _is_task(run)),
+        _Scope(
+            f"pretraining {_called(lambda text: text.stream is not None and not text.continues_rows)}, or fine-tuning",
+            lambda run: _is_task(run) or not run.text.continues_rows,
+        ),
     ),
     "data.features": _Scope(
         "a task with --optim.frozen backbone", lambda run: _is_task(run) and run.optim.freezes_backbone
     ),
-    "optim.layer_decay": _Scope("a BERT, a GPT or an ELMo", lambda run: run.family != "vectors"),
+    "optim.layer_decay": _Scope(
+        _called(lambda text: "layers" in _model_fields(FAMILIES[text.name].config)), lambda run: run.model.layers > 0
+    ),
     "optim.gradient_scale": _Scope("--optim.name adagrad", lambda run: run.optim.name == "adagrad"),
     **dict.fromkeys(("optim.b1", "optim.b2", "optim.eps", "optim.moments", "optim.stochastic_rounding"), _ADAM),
     **dict.fromkeys(
@@ -87,14 +106,13 @@ _SCOPES: dict[str, _Scope] = {
     "task.choices": _has_kind("choice"),
     "task.labels": _has_kind("classify", "tag", "choice"),
     "task.class_weights": _has_kind("classify", "tag", "choice"),
-    "task.lm_weight": _GPT_TASK,
+    "task.lm_weight": _Scope(f"fine-tuning {_CAUSAL}", lambda run: _is_task(run) and run.text.is_causal),
     "task.symmetric": _Scope(
-        "a GPT's --task.kind classify or regress",
-        lambda run: run.family == "gpt" and run.task.kind in ("classify", "regress"),
+        f"{_CAUSAL}'s --task.kind classify or regress",
+        lambda run: run.text.is_causal and run.task.kind in ("classify", "regress"),
     ),
     "head.crf": _Scope(
-        "--task.kind tag of an ELMo or static vectors",
-        lambda run: run.family in WORD_FAMILIES and run.task.kind == "tag",
+        f"--task.kind tag of {_READERS_OF_WORDS}", lambda run: run.text.reads_words and run.task.kind == "tag"
     ),
     "head.pair": _Scope("no command: it is known from the examples", lambda run: False),
 }
@@ -171,8 +189,8 @@ def scope(name: str, run: Run) -> str:
 def families_of(name: str) -> str:
     """Returns which families have an option of the model (model.quantization): "a BERT or a GPT"; or ""."""
     section, _, field = name.partition(".")
-    have = [family for family, kind in FAMILIES.items() if field in {each.name for each in dataclass_fields(kind)}]
-    return " or ".join(_NAMES[family] for family in have) if section == "model" else ""
+    have = [each.text.called for each in FAMILIES.values() if field in _model_fields(each.config)]
+    return " or ".join(have) if section == "model" else ""
 
 
 def own_options(run: Run) -> list[str]:
@@ -182,7 +200,7 @@ def own_options(run: Run) -> list[str]:
 
 def other_options(run: Run) -> dict[str, str]:
     """Returns the options that have none → what they are for: those of other families and kinds of task."""
-    models = {f"model.{each.name}" for kind in FAMILIES.values() for each in dataclass_fields(kind)}
+    models = {f"model.{name}" for family in FAMILIES.values() for name in _model_fields(family.config)}
     others = {_option(name): families_of(name) for name in sorted(models - fields(run).keys())}
     return others | {_option(name): scope(name, run) for name in fields(run) if scope(name, run)}
 
@@ -191,7 +209,7 @@ def check_scope(names: Collection[str], run: Run, where: str = "") -> None:
     """Raises: ConfigError for an option given (data.max_predictions) that has no meaning for the run."""
     for name in names:
         if what := scope(name, run):
-            kind = f"task.kind={run.task.kind}" if _is_task(run) else f"pretraining {_NAMES[run.family]}"
+            kind = f"task.kind={run.task.kind}" if _is_task(run) else f"pretraining {run.text.called}"
             kind = f"head.mix={run.head.mix}" if name == "optim.mix_lr" else kind
             place = f"{where}: " if where else ""
             raise ConfigError(f"{place}--{_option(name)} is for {what}, and has no meaning for {kind}; leave it out")

@@ -87,16 +87,18 @@ def _latex(columns: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> str:
         return " & ".join(map(_latex_cell, cells)) + r" \\"
 
     kinds = "".join("r" if right else "l" for right in _right(columns, rows))
-    return "\n".join([
-        "% needs \\usepackage{booktabs}",
-        f"\\begin{{tabular}}{{{kinds}}}",
-        "\\toprule",
-        line(columns),
-        "\\midrule",
-        *(line([row.get(name) for name in columns]) for row in rows),
-        "\\bottomrule",
-        "\\end{tabular}\n",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "% needs \\usepackage{booktabs}",
+            f"\\begin{{tabular}}{{{kinds}}}",
+            "\\toprule",
+            line(columns),
+            "\\midrule",
+            *(line([row.get(name) for name in columns]) for row in rows),
+            "\\bottomrule",
+            "\\end{tabular}\n",
+        ]
+    )
 
 
 def _latex_cell(cell: Cell) -> str:

@@ -2,24 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from contexture.data.binary_files import I64
-from contexture.data.cancel import NEVER, CancelToken
-from contexture.data.config import DataConfig, Family, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch
-from contexture.data.pretraining.bilm_lanes import HeldOutLanes, LaneBatches
-from contexture.data.pretraining.lm_windows import HeldOutWindows, WindowBatches
-from contexture.data.pretraining.sentence_pairs import HeldOutPairs, PairBatches
-from contexture.data.pretraining.shards import Shards
-from contexture.data.tasks.batches import HeldOutTask, TaskBatches
-from contexture.data.tasks.example_store import ExampleStore
-from contexture.data.tasks.labels import class_weights
-from contexture.data.tasks.spans.answer_rules import answer_rules
 from contexture.data.tokenizers.base import Tokenizer
 
 
@@ -65,52 +54,6 @@ class HeldOut(Protocol):
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """Reads as Batches does, for steps below `steps`; rows past the last sequence have no weight."""
         ...
-
-
-def open_batches(
-    store: Shards | ExampleStore,
-    tokenizer: Tokenizer,
-    config: DataConfig,
-    task: TaskConfig,
-    family: Family,
-    seed: int,
-    cancel: CancelToken = NEVER,
-) -> Batches:
-    """Returns the training batches of a task or of text. `cancel` may raise to stop the planning of an epoch."""
-    if isinstance(store, ExampleStore):
-        return TaskBatches(store, tokenizer, config, task, family=family, seed=seed)
-    if store.stream == "sentence_pairs":
-        return PairBatches(store, config, seed=seed, cancel=cancel)
-    return {"windows": WindowBatches, "lanes": LaneBatches}[store.stream](store, config, seed=seed)
-
-
-def open_held_out(
-    store: Shards | ExampleStore,
-    tokenizer: Tokenizer,
-    config: DataConfig,
-    task: TaskConfig,
-    family: Family,
-    batch: int,
-    lanes: int = 0,
-    cancel: CancelToken = NEVER,
-) -> HeldOut | None:
-    """Returns the held-out batches of a task or of text, `batch` sequences at a time; None where nothing is held out.
-
-    lanes: for ELMo, how many of the sequences carry text, 0 for all. Where lanes begin depends on their number, which
-    must not depend on the number of devices. `cancel` may raise to stop the planning.
-    """
-    if isinstance(store, ExampleStore):
-        weights_C = class_weights(task, store.labels, store.counts)
-        dev, rules = store.splits["dev"], answer_rules(task, store.counts)
-        return (
-            HeldOutTask(dev, tokenizer, config, batch, weights_C, family=family, rules=rules) if dev.examples else None
-        )
-    if not store.splits["dev"].documents:
-        return None
-    config = replace(config, batch=batch, ramp_from=0, ramp_steps=0)  # a ramp is for training
-    if store.stream == "lanes":
-        return HeldOutLanes(store, config, min(lanes or batch, batch))
-    return HeldOutWindows(store, config) if store.stream == "windows" else HeldOutPairs(store, config, cancel=cancel)
 
 
 Rows = I64 | Callable[[int], I64] | None

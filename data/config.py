@@ -11,15 +11,11 @@ Context = Literal["sentence", "document"]
 BadRows = Literal["few", "fail", "skip"]
 """What becomes of labelled rows that cannot be read (`TaskConfig.bad_rows`)."""
 Family = Literal["bert", "gpt", "elmo", "vectors"]
-"""A model family, as far as its data differ: which stream of text it is pretrained on, how a task's examples are laid
-out. vectors: static word vectors, which are imported and never pretrained."""
-WORD_FAMILIES: tuple[Family, ...] = ("elmo", "vectors")
-"""Those that read the words of a text, without special tokens: the texts of a pair are sequences of their own."""
+"""The name of a model family; `data.families` has what its data differ in. vectors: static word vectors, which are
+imported and never pretrained."""
 Stream = Literal["sentence_pairs", "windows", "lanes"]
 """How sequences are drawn from documents: BERT's pairs of sentence runs, GPT's windows over the joined text, ELMo's
 lanes, each of which continues in the next batch where it stopped."""
-STREAMS: dict[Family, Stream] = {"bert": "sentence_pairs", "gpt": "windows", "elmo": "lanes"}
-"""The stream of each family that is pretrained."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from contexture.data import rng
 from contexture.data.binary_files import I64
-from contexture.data.config import Family
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, char_ids, word_table
-from contexture.data.tokenizers.word_level import Words, static_words, word_tokenizer
+from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece, wordpiece
 
 Batch = dict[str, np.ndarray]
+Marks = tuple[int, int, int]
+"""The special tokens of a pair of texts: before the first, between the two, at the end."""
 Read = Callable[[I64, I64], NDArray[np.integer]]
 """Spans of tokens, joined: starts i64 [n], lengths i64 [n] → ids [sum of lengths]."""
 GPT_SPECIALS = ("_start_", "_delimiter_", "_classify_")
@@ -135,14 +136,7 @@ def gpt_pair(read: Read, pairs: SpanPairs, tokenizer: Tokenizer, length: int) ->
     return {**batch, "lengths": end + 1, "candidates": text_BL}
 
 
-def check_tokenizer(family: Family, tokenizer: Tokenizer) -> None:
-    """Raises: DataError where a vocabulary is not of the kind that a family's tasks read, or lacks its special
-    tokens."""
-    checks = {"bert": wordpiece, "gpt": gpt_specials, "elmo": word_tokenizer, "vectors": static_words}
-    checks[family](tokenizer)
-
-
-def gpt_specials(tokenizer: Tokenizer) -> tuple[int, int, int]:
+def gpt_specials(tokenizer: Tokenizer) -> Marks:
     """Returns the ids of GPT_SPECIALS. Raises: DataError where the vocabulary lacks one."""
     if missing := [name for name in GPT_SPECIALS if name not in tokenizer.specials]:
         raise DataError(
@@ -154,16 +148,15 @@ def gpt_specials(tokenizer: Tokenizer) -> tuple[int, int, int]:
 
 
 def with_task_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """Returns the same vocabulary, with those of GPT_SPECIALS that it lacks behind it."""
+    """Returns the tokenizer with any missing GPT_SPECIALS appended."""
     missing = [name for name in GPT_SPECIALS if name not in tokenizer.specials]
     return with_added_tokens(tokenizer, missing) if missing else tokenizer
 
 
 def _sequences(
-    read: Read, pairs: SpanPairs, marks: tuple[int, int, int], pad: int, length: int
+    read: Read, pairs: SpanPairs, marks: Marks, pad: int, length: int
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_], I64]:
-    """Returns tokens i32 BL, which of them are text, and where each sequence's last token stands. marks: the special
-    tokens before the first text, between the two, and at the end."""
+    """Returns tokens i32 BL, which of them are text, and where each sequence's last token stands."""
     # Texts a and b of all sequences are read as one row, in the order in which the places of text are then filled.
     starts = np.stack([pairs.a_start, pairs.b_start], 1).ravel()
     lengths = np.stack([pairs.a_length, np.maximum(pairs.b_length, 0)], 1).ravel()

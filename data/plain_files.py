@@ -26,11 +26,20 @@ IN_FOLDERS = (".txt", ".jsonl", *COLUMNAR)
 """Files of text that a folder stands for. *.json is not among them: such files often hold something else than data."""
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".lz4", ".lzma", ".z", ".br", ".sz")
 _MAGIC = (
-    (0, b"\x1f\x8b", ".gz"), (4, b"1AY&SY", ".bz2"), (0, b"\xfd7zXZ\x00", ".xz"), (0, b"\x28\xb5\x2f\xfd", ".zst"),
-    (0, b"PK\x03\x04", ".zip"), (257, b"ustar\x00", ".tar"), (257, b"ustar  ", ".tar"),
-    (0, b"7z\xbc\xaf\x27\x1c", ".7z"), (0, b"Rar!\x1a", ".rar"),
-    (0, b"PAR1", ".parquet"), (0, b"ARROW1", ".arrow"), (0, b"\xff\xff\xff\xff", ".arrow"), (0, b"FEA1", ".feather"),
-)  # fmt: skip
+    (0, b"\x1f\x8b", ".gz"),
+    (4, b"1AY&SY", ".bz2"),
+    (0, b"\xfd7zXZ\x00", ".xz"),
+    (0, b"\x28\xb5\x2f\xfd", ".zst"),
+    (0, b"PK\x03\x04", ".zip"),
+    (257, b"ustar\x00", ".tar"),
+    (257, b"ustar  ", ".tar"),
+    (0, b"7z\xbc\xaf\x27\x1c", ".7z"),
+    (0, b"Rar!\x1a", ".rar"),
+    (0, b"PAR1", ".parquet"),
+    (0, b"ARROW1", ".arrow"),
+    (0, b"\xff\xff\xff\xff", ".arrow"),
+    (0, b"FEA1", ".feather"),
+)
 """Place, bytes and suffix of files that are no text."""
 LONGEST_FILE = 1 << 28
 """Most bytes of a file that is read whole."""
@@ -38,9 +47,12 @@ _HEAD = 512
 _PIECE = 1 << 16
 """Bytes that are read from disk at once."""
 _KINDS = (
-    (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"),
-)  # fmt: skip
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
 def open_plain(path: str | Path) -> BufferedReader:

@@ -40,10 +40,6 @@ def sizes(config: BertConfig, classes: int = 2) -> dict[str, int]:
     }
 
 
-FIELDS = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"}
-"""The batch fields that the backbone reads."""
-
-
 def training_flops(config: BertConfig, size: dict[str, int]) -> float:
     """3·B·(L·N·(8D² + 4DF + 4LD) + P·(2D² + 2DV) + 2D²): FLOPs of one step on B sequences with P masked positions.
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 Quantization: TypeAlias = Literal["none", "int8", "fp8"]
 """The numbers that factors of the layers' products are rounded to."""
@@ -61,7 +61,36 @@ def require_parameters_fit(count: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerConfig:
+class ModelConfig:
+    """What the configuration of every family answers. A family has fields in place of some of these values."""
+
+    family: ClassVar[str]
+    """The family's name, as run.json has it."""
+    is_causal: ClassVar[bool] = False
+    """Whether a token's vector depends on no later one."""
+    is_recurrent: ClassVar[bool] = False
+    """Whether its layers are LSTMs, with gates, that can carry their state from batch to batch."""
+
+    # Without annotations, so that they are no fields of every family.
+    vocab = 0
+    layers = 0
+    # The longest sequence: any.
+    length = MAX_SIZE
+    head_dropout = 0.0
+    dtype = "float32"
+    # Whether the state is carried from sentence to sentence.
+    stateful = False
+    # How many keys a position sees in every second layer; 0 is all.
+    local_window = 0
+
+    @property
+    def width(self) -> int:
+        """Width of a token's vector in each layer."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(ModelConfig):
     """The fields that BERT and GPT share."""
 
     vocab: int
@@ -137,6 +166,7 @@ class BertConfig(TransformerConfig):
     """BERT (Devlin et al. 2018). The defaults are bert-base-uncased. Kernels and tables are initialised from a normal
     distribution truncated at two standard deviations."""
 
+    family: ClassVar[str] = "bert"
     vocab: int = 30522
     length: int = 512
     segments: int = 2
@@ -159,6 +189,8 @@ class BertConfig(TransformerConfig):
 class GptConfig(TransformerConfig):
     """GPT (Radford et al. 2018, 2019; Brown et al. 2020). The defaults are GPT-2 124M."""
 
+    family: ClassVar[str] = "gpt"
+    is_causal: ClassVar[bool] = True
     vocab: int = 50257
     length: int = 1024
     eps: float = 1e-5
@@ -193,9 +225,11 @@ class GptConfig(TransformerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElmoConfig:
+class ElmoConfig(ModelConfig):
     """ELMo's biLM (Peters et al. 2018). The defaults are the published model."""
 
+    family: ClassVar[str] = "elmo"
+    is_recurrent: ClassVar[bool] = True
     vocab: int = 793471
     """How many words the training softmax has; any word can be read, since its vector comes from characters."""
     char_width: int = 16
@@ -252,9 +286,10 @@ class ElmoConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VectorsConfig:
+class VectorsConfig(ModelConfig):
     """Static word vectors, as `contexture import vectors` reads them. The defaults are GloVe's 6B.300d."""
 
+    family: ClassVar[str] = "vectors"
     vocab: int = 400_002
     """Rows of the table: one for padding, one for words without a vector, then a row a word."""
     hidden: int = 300
@@ -270,29 +305,20 @@ class VectorsConfig:
         require_rate(self, "head_dropout")
 
     @property
-    def layers(self) -> int:
-        """0: a word's vector is the same in every sentence."""
-        return 0
-
-    @property
-    def length(self) -> int:
-        """The longest sequence: any."""
-        return MAX_SIZE
-
-    @property
     def width(self) -> int:
         """Width of a word's vector."""
         return self.hidden
 
 
-ModelConfig = BertConfig | GptConfig | ElmoConfig | VectorsConfig
+Mix: TypeAlias = Literal["off", "all", "last-four", "concat-last-four", "top", "second-to-last", "words"]
+"""Which layers make the vector of each word (`HeadConfig.mix`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
     """What a task's head reads from the backbone (Peters et al. 2018, section 3.3)."""
 
-    mix: Literal["off", "all", "last-four", "concat-last-four", "top", "second-to-last", "words"] = "off"
+    mix: Mix = "off"
     """Which layers make the vector of each word. off: the last layer as it is. all, last-four: a learned mix of all
     layers (the words' embeddings too), or of the last four. concat-last-four: the last four, side by side. top,
     second-to-last, words: one layer alone, or the words' embeddings. All but `off` have a learned scale."""

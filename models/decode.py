@@ -147,9 +147,14 @@ class SamplingState:
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def prefill(
-    config: GptConfig, sampling: Sampling, new_tokens: int, params: DecodeParams, tokens_BL: jax.Array,
-    mask_BL: jax.Array, keys_B: jax.Array,
-) -> SamplingState:  # fmt: skip
+    config: GptConfig,
+    sampling: Sampling,
+    new_tokens: int,
+    params: DecodeParams,
+    tokens_BL: jax.Array,
+    mask_BL: jax.Array,
+    keys_B: jax.Array,
+) -> SamplingState:
     """Runs the prompts (padding on the right) at once and samples each text's first token.
 
     The cache has room for new_tokens more of each text.

@@ -13,10 +13,6 @@ from contexture.models.layers.dropout import DropoutKey
 from contexture.models.layers.lstm import Lstm
 from contexture.models.sharding import constrain
 
-FIELDS = {"types": "i32 RW", "index": "i32 BL", "mask": "i32 BL"}
-"""The batch fields that the backbone reads for sentences: `types` are the characters of the batch's distinct words."""
-LANE_FIELDS = {"types": "i32 RW", "index": "i32 BL", "index_backward": "i32 BL"}
-"""The batch fields that it reads for lanes: running text, in each direction."""
 BEGIN, END = 1, 2
 """Rows of `types` for the begin and the end of a sentence; row 0 is no word."""
 FIRST_WORD = 3

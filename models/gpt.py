@@ -54,10 +54,6 @@ def sizes(config: GptConfig, classes: int = 2) -> dict[str, int]:
     }
 
 
-FIELDS = {"tokens": "i32 BL", "mask": "i32 BL"}
-"""The batch fields that the backbone reads."""
-
-
 def training_flops(config: GptConfig, size: dict[str, int]) -> float:
     """3·B·L·(N·(8D² + 4DF + 4LD) + 2DV): FLOPs of one step on B sequences of L tokens.
 

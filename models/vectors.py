@@ -13,9 +13,6 @@ from contexture.models.layers.dropout import DropoutKey
 from contexture.models.layers.embeddings import lookup
 from contexture.models.sharding import constrain, gathered
 
-FIELDS = {"tokens": "i32 BL", "mask": "i32 BL"}
-"""The batch fields that the backbone reads."""
-
 
 def kernel_init(config: VectorsConfig) -> Init:
     """Normal; for the table of a random baseline, and the heads of tasks."""

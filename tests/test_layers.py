@@ -129,7 +129,11 @@ def test_the_package_list_is_that_of_the_folders():
     assert listed == sorted(name for name, path in MODULES.items() if path.name == "__init__.py")
 
 
-MOST_LINES, MOST_LINES_OF_A_FUNCTION = 500, 60
+MOST_LINES, MOST_LINES_OF_A_FUNCTION, MOST_PARAMETERS = 500, 60, 8
+OF_PYTHONS_USERS = ("contexture/api.py", "analysis/trained_model.py")
+"""Files of public functions, whose parameters are the options of commands."""
+MOST_UNFORMATTED = 20
+"""Places where a table is read, which the formatter leaves as they are."""
 
 
 def test_no_file_and_no_function_is_too_long():
@@ -139,9 +143,23 @@ def test_no_file_and_no_function_is_too_long():
         lines = len(text.splitlines())
         assert lines <= MOST_LINES, f"{file} has {lines} lines; part it in two"
         for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.FunctionDef):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                own = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                count = len([name for name in own if name not in ("self", "cls")])
+                public = str(file.relative_to(ROOT)) in OF_PYTHONS_USERS
+                assert count <= MOST_PARAMETERS or public, f"{file}: {node.name} has {count} parameters; group them"
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 assert lines <= MOST_LINES_OF_A_FUNCTION, f"{file}: {node.name} has {lines} lines; part it in two"
+
+
+def test_the_formatter_formats_all_but_tables():
+    skips = [
+        f"{file}:{number}"
+        for file in MODULES.values()
+        for number, line in enumerate(file.read_text("utf-8").splitlines(), 1)
+        if "fmt: skip" in line or "fmt: off" in line
+    ]
+    assert len(skips) <= MOST_UNFORMATTED, skips
 
 
 def test_names_of_tests_are_sentences_of_at_most_70_letters():

@@ -7,17 +7,11 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 
-from contexture.data.config import STREAMS, WORD_FAMILIES, DataConfig, Family, Stream, TaskConfig
-from contexture.models.config import (
-    MAX_SIZE,
-    BertConfig,
-    ElmoConfig,
-    GptConfig,
-    HeadConfig,
-    ModelConfig,
-    VectorsConfig,
-)
+from contexture.data.config import DataConfig, Family, Stream, TaskConfig
+from contexture.data.families.base import TextFamily, check_pair_length
+from contexture.models.config import MAX_SIZE, BertConfig, HeadConfig, ModelConfig
 from contexture.train.errors import ConfigError
+from contexture.train.families import FAMILIES, text_family
 from contexture.train.options import EvaluateConfig, InitConfig, LogConfig, MeshConfig, OptimConfig, SaveConfig
 
 
@@ -54,16 +48,15 @@ class Run:
                 )
         if self.steps < 0 or not 0.0 <= self.epochs < math.inf or not (self.steps or self.epochs):
             raise ValueError(f"steps={self.steps} and epochs={self.epochs} do not say how long; give one of them")
-        family = self.family
         self._check_data()
-        if family != "gpt" and (self.task.lm_weight or self.task.symmetric):
+        if not self.text.is_causal and (self.task.lm_weight or self.task.symmetric):
             name = "lm-weight" if self.task.lm_weight else "symmetric"
-            raise ValueError(f"task.{name} is for GPT, and the model is of the family {family}; leave it out")
-        self._check_head(family)
+            raise ValueError(f"task.{name} is for GPT, and the model is of the family {self.family}; leave it out")
+        self._check_head()
         self._check_redrawn()
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed={self.seed} is not in [0, 2^31)")
-        if not isinstance(self.model, ElmoConfig) and self.data.length > self.model.length:
+        if self.data.length > self.model.length:
             raise ValueError(
                 f"data.length={self.data.length} exceeds model.length={self.model.length}; "
                 "lower data.length or raise model.length"
@@ -77,22 +70,27 @@ class Run:
 
     @property
     def family(self) -> Family:
-        """The model's family: bert, gpt, elmo or vectors."""
-        return next(name for name, kind in FAMILIES.items() if type(self.model) is kind)
+        """The name of the model's family: bert, gpt, elmo or vectors."""
+        return self.model.family  # pyright: ignore[reportReturnType]
+
+    @property
+    def text(self) -> TextFamily:
+        """How the model's family reads text."""
+        return text_family(self.model)
 
     @property
     def objective(self) -> str:
         """What is trained, and how: the family's pretraining objective, or the kind of task."""
-        return self.task.kind if self.task.kind != "off" else PRETRAINING[self.family]
+        return self.task.kind if self.task.kind != "off" else FAMILIES[self.family].objective
 
     @property
     def stream(self) -> Stream:
         """How sequences are drawn from the text of a pretraining. Raises: ConfigError for static vectors."""
-        if self.family not in STREAMS:
+        if self.text.stream is None:
             raise ConfigError(
                 "static vectors are imported from a file and not pretrained; train them for a task: contexture finetune"
             )
-        return STREAMS[self.family]
+        return self.text.stream
 
     @property
     def reads_features(self) -> bool:
@@ -101,23 +99,16 @@ class Run:
         return self.task.kind != "off" and self.optim.freezes_backbone and not self.task.lm_weight
 
     def _check_data(self) -> None:
-        data, objective = self.data, self.objective
-        if objective == "lm":
-            if data.length < 2:
-                raise ValueError(f"data.length={data.length} is too short for a window of text; give at least 2")
-        elif objective != "bilm":
-            if data.length < 8:
-                raise ValueError(f"data.length={data.length} is too short for a pair of sentences; give at least 8")
-            if data.max_predictions > data.length:
-                raise ValueError(
-                    f"data.max-predictions={data.max_predictions} is more than data.length={data.length}; lower it, or "
-                    "give 0 to follow the length"
-                )
-        unused = () if objective == "lm" else ("documents", "packed")
-        if objective != "tag":
+        data, unused = self.data, ("documents", "packed")
+        if self.task.kind == "off":
+            self.text.check_pretraining(data)
+            unused = tuple(name for name in unused if name not in self.text.pretraining_options)
+            if self.text.continues_rows:
+                unused += ("ramp_from", "ramp_steps")
+        else:
+            check_pair_length(data)
+        if self.task.kind != "tag":
             unused += ("context",)
-        if objective == "bilm":  # row b of each batch continues the hidden state of row b of the one before
-            unused += ("ramp_from", "ramp_steps")
         default = DataConfig()
         for name in unused:
             if getattr(data, name) != getattr(default, name):
@@ -126,12 +117,10 @@ class Run:
     def _what(self) -> str:
         if self.task.kind != "off":
             return f"task.kind={self.task.kind}"
-        return {"elmo": "pretraining an ELMo", "vectors": "static vectors"}.get(
-            self.family, f"pretraining a {self.family.upper()}"
-        )
+        return f"pretraining {self.text.called}" if self.text.stream else self.text.called
 
-    def _check_head(self, family: str) -> None:
-        head, kind = self.head, self.task.kind
+    def _check_head(self) -> None:
+        head, kind, reads_words = self.head, self.task.kind, self.text.reads_words
         if head.mix != "off" and (kind == "off" or self.task.symmetric):
             what = "task.symmetric" if self.task.symmetric else f"task.kind={kind}"
             raise ValueError(f"head.mix={head.mix} has no meaning for {what}; leave it out")
@@ -140,18 +129,18 @@ class Run:
                 f"head.mix={head.mix} reads {head.fewest_layers} layers, and the model has {self.model.layers}; "
                 "give another choice, such as --head.mix all"
             )
-        if head.crf and (family not in WORD_FAMILIES or kind != "tag" or self.task.class_weights):
+        if head.crf and (not reads_words or kind != "tag" or self.task.class_weights):
             raise ValueError(
                 "head.crf scores the tags of an ELMo's or static vectors' task.kind=tag, all alike; leave it or "
                 "task.class-weights out"
             )
-        if head.pair and family not in WORD_FAMILIES:
+        if head.pair and not reads_words:
             raise ValueError("head.pair is known from the examples; leave it out")
-        if family in WORD_FAMILIES and kind != "off":
+        if reads_words and kind != "off":
             if head.mix == "off":
-                whose, mix = ("an ELMo's", "all") if family == "elmo" else ("static vectors'", "words")
-                raise ValueError(f"head.mix=off gives {whose} task.kind={kind} nothing; give --head.mix {mix}")
-            if isinstance(self.model, ElmoConfig) and self.model.stateful:
+                usual = f"give --head.mix {FAMILIES[self.family].mix}"
+                raise ValueError(f"head.mix=off gives {self.text.possessive} task.kind={kind} nothing; {usual}")
+            if self.model.stateful:
                 raise ValueError("model.stateful has no meaning for a task, whose examples do not follow each other")
 
     def _check_redrawn(self) -> None:
@@ -167,8 +156,8 @@ class Run:
         if optim.frozen_layers > self.model.layers - count:
             kept = f"frozen-layers={optim.frozen_layers}"
         if kept:
-            usual = "an ELMo's backbone is frozen unless --optim.frozen says something else, as `bias`"
-            note = f" ({usual})" if self.family == "elmo" else ""
+            usual = f"{self.text.possessive} backbone is frozen unless --optim.frozen says something else, as `bias`"
+            note = f" ({usual})" if FAMILIES[self.family].frozen else ""
             raise ValueError(
                 f"init.redraw-layers={count} draws layers that optim.{kept} does not train; leave one out{note}"
             )
@@ -185,10 +174,3 @@ def fields(kind: object, prefix: str = "") -> dict[str, object]:
         else:
             flat[prefix + f.name] = value
     return flat
-
-
-FAMILIES: dict[Family, type] = {"bert": BertConfig, "gpt": GptConfig, "elmo": ElmoConfig, "vectors": VectorsConfig}
-"""A model family by the class of its configuration."""
-PRETRAINING: dict[Family, str] = {"bert": "mlm_nsp", "gpt": "lm", "elmo": "bilm", "vectors": "static"}
-"""What each family is pretrained on: masked tokens and next sentences, next tokens, words in both directions; static
-vectors come from elsewhere."""

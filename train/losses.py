@@ -28,7 +28,6 @@ class NoLoss:
     """An objective (`train.objectives.Objective`) for static vectors, which are trained by nothing but tasks."""
 
     heads: tuple[str, ...] = ()
-    fields: dict[str, str] = field(default_factory=dict)
     terms: dict[str, float] = field(default_factory=dict)
 
     def weights(self, batch: object) -> dict[str, jax.Array]:

@@ -12,11 +12,11 @@ from typing import Protocol, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from contexture.data.tasks.batches import task_fields
+from contexture.data.open_batches import batch_fields as data_fields
 from contexture.models import elmo
 from contexture.models.config import WORD_CHARS
 from contexture.models.heads.crf import CrfOutput
-from contexture.models.model import FAMILIES, Outputs
+from contexture.models.model import Outputs
 from contexture.train.config import Run
 from contexture.train.losses import NoLoss, Sum, cross_entropy, has_best, span_candidates, without_padding
 
@@ -27,14 +27,11 @@ class Objective(Protocol):
     """The contract of an objective.
 
     heads   names of the heads that it trains
-    fields  batch fields that it reads beyond those of the backbone: {"labels": "i32 B"}
     terms   terms of its loss → their coefficients
     """
 
     @property
     def heads(self) -> tuple[str, ...]: ...
-    @property
-    def fields(self) -> dict[str, str]: ...
     @property
     def terms(self) -> dict[str, float]: ...
 
@@ -56,15 +53,6 @@ class MlmNsp:
     """Masked tokens and next sentence (BERT, section 3.1): the mean over slots plus the mean over sequences."""
 
     heads: tuple[str, ...] = ("mlm", "nsp")
-    fields: dict[str, str] = field(
-        default_factory=lambda: {
-            "slots": "i32 BP",
-            "labels": "i32 BP",
-            "slot_weights": "f32 BP",
-            "is_random": "i32 B",
-            "valid": "f32 B",
-        }
-    )
     terms: dict[str, float] = field(default_factory=lambda: {"mlm_loss": 1.0, "nsp_loss": 1.0})
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
@@ -91,9 +79,6 @@ class NextTokenObjective:
     """The next token at every position (GPT): the mean over all that are predicted."""
 
     heads: tuple[str, ...] = ("lm",)
-    fields: dict[str, str] = field(
-        default_factory=lambda: {"next": "i32 BL", "next_weights": "f32 BL", "valid": "f32 B"}
-    )
     terms: dict[str, float] = field(default_factory=lambda: {"lm_loss": 1.0})
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
@@ -121,15 +106,6 @@ class BiLmObjective:
     """
 
     heads: tuple[str, ...] = ("bilm",)
-    fields: dict[str, str] = field(
-        default_factory=lambda: {
-            "next": "i32 BL",
-            "next_backward": "i32 BL",
-            "next_weights": "f32 BL",
-            "next_weights_backward": "f32 BL",
-            "valid": "f32 B",
-        }
-    )
     terms: dict[str, float] = field(default_factory=lambda: {"forward_loss": 0.5, "backward_loss": 0.5})
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
@@ -155,7 +131,6 @@ class Classify:
     """A class for each example (BERT, section 4.1): cross entropy, each example weighted by its label."""
 
     heads: tuple[str, ...] = ("classify",)
-    fields: dict[str, str] = field(default_factory=lambda: {"labels": "i32 B", "weights": "f32 B", "valid": "f32 B"})
     terms: dict[str, float] = field(default_factory=lambda: {"classify_loss": 1.0})
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
@@ -179,7 +154,6 @@ class Regress:
     """A number for each example: its squared error."""
 
     heads: tuple[str, ...] = ("regress",)
-    fields: dict[str, str] = field(default_factory=lambda: {"targets": "f32 B", "valid": "f32 B"})
     terms: dict[str, float] = field(default_factory=lambda: {"regress_loss": 1.0})
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
@@ -202,9 +176,6 @@ class Tag:
     """
 
     heads: tuple[str, ...] = ("tag",)
-    fields: dict[str, str] = field(
-        default_factory=lambda: {"tags": "i32 BL", "tag_weights": "f32 BL", "valid": "f32 B"}
-    )
     terms: dict[str, float] = field(default_factory=lambda: {"tag_loss": 1.0})
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
@@ -243,7 +214,6 @@ class ChoiceObjective:
     """The right one of an example's alternatives: cross entropy over them (Radford et al. 2018, section 3.3)."""
 
     heads: tuple[str, ...] = ("choice",)
-    fields: dict[str, str] = field(default_factory=lambda: {**Classify().fields, "choices": "f32 BA"})
     terms: dict[str, float] = field(default_factory=lambda: {"choice_loss": 1.0})
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
@@ -268,9 +238,6 @@ class SpanObjective:
     (BERT, section 4.2; run_squad.py). Differs: the original counts padding among them, so its loss depends on it."""
 
     heads: tuple[str, ...] = ("span",)
-    fields: dict[str, str] = field(
-        default_factory=lambda: {"starts": "i32 B", "ends": "i32 B", "weights": "f32 B", "valid": "f32 B"}
-    )
     terms: dict[str, float] = field(default_factory=lambda: {"span_loss": 1.0})
     n_best: int = 20
 
@@ -303,10 +270,6 @@ class WithLmLoss:
         return (*self.task.heads, "lm")
 
     @property
-    def fields(self) -> dict[str, str]:
-        return {**self.task.fields, "next": "i32 BL", "next_weights": "f32 BL"}
-
-    @property
     def terms(self) -> dict[str, float]:
         return {**self.task.terms, "lm_loss": self.weight}
 
@@ -330,10 +293,6 @@ class WithMixPenalty:
     @property
     def heads(self) -> tuple[str, ...]:
         return self.task.heads
-
-    @property
-    def fields(self) -> dict[str, str]:
-        return self.task.fields
 
     @property
     def terms(self) -> dict[str, float]:
@@ -373,14 +332,8 @@ def objective_of(run: Run) -> Objective:
 
 
 def batch_fields(run: Run) -> dict[str, str]:
-    """Returns all fields of a run's batches: those of its backbone and those of its objective."""
-    if run.task.kind != "off":
-        return task_fields(run.task.kind, run.family, run.task.symmetric, run.head.pair)
-    if run.objective == "bilm":
-        sampled = {"negatives": "i32 _S", "tries": "f32 _"} if run.data.negatives else {}
-        return {**elmo.LANE_FIELDS, **OBJECTIVES[run.objective].fields, **sampled}
-    packed = {"packs": "i32 BL", "positions": "i32 BL"} if run.objective == "lm" and run.data.packed else {}
-    return {**FAMILIES[type(run.model)].fields, **packed, **OBJECTIVES[run.objective].fields}
+    """Returns all fields of a run's training batches."""
+    return data_fields(run.data, run.task, run.family, run.head.pair)
 
 
 def batch_sizes(run: Run, batch: int, choices: int = 2) -> dict[str, int]:

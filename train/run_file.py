@@ -17,7 +17,7 @@ from contexture.data.plain_files import read_plain
 from contexture.data.storage import atomic_file, check_run_path, is_bucket
 from contexture.data.text import hub
 from contexture.data.visible import visible_json
-from contexture.models.config import MAX_SIZE, ElmoConfig, VectorsConfig
+from contexture.models.config import MAX_SIZE
 from contexture.train.config import FAMILIES, Run, fields
 from contexture.train.errors import ConfigError
 
@@ -83,7 +83,7 @@ def with_data_facts(run: Run, *, words: int = 0, pair: bool | None = None) -> Ru
     target. The head has other parameters for examples that are a `pair`. Raises ConfigError for a number that is no
     size.
     """
-    if not isinstance(run.model, ElmoConfig | VectorsConfig):
+    if not run.text.reads_words:
         return run
     # A text and an alternative are one sequence, whose head has no parameters of its own for pairs.
     pair = run.task.kind not in ("off", "choice") and bool(pair)
@@ -119,7 +119,7 @@ def from_json(tree: object, where: str) -> Run:
         raise ConfigError(f"{where}: model.family is {family!r}, not one of {', '.join(FAMILIES)}")
     tree["model"] = model
     try:
-        return _build(Run, tree, where, {"model": FAMILIES[family]})
+        return _build(Run, tree, where, {"model": FAMILIES[family].config})
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:
@@ -282,8 +282,18 @@ def write_json(path: Path, tree: object) -> None:
         part.write_text(visible_json(json.dumps(tree, indent=1, ensure_ascii=False)) + "\n", "utf-8")
 
 
-_FACTS = {"words": int, "total_steps": int, "pair": bool, "labels": [str], "counts": [int], "tokenizer": str,
-          "data": str, "versions": dict, "imported": {"format": str}, "slimmed": bool}  # fmt: skip
+_FACTS = {
+    "words": int,
+    "total_steps": int,
+    "pair": bool,
+    "labels": [str],
+    "counts": [int],
+    "tokenizer": str,
+    "data": str,
+    "versions": dict,
+    "imported": {"format": str},
+    "slimmed": bool,
+}
 """The kinds of what run.json holds beside the configuration, where it holds it."""
 
 

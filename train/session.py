@@ -149,9 +149,13 @@ class Session:
             with self.report.evaluating(), self.meter.pausing("evaluation"):
                 params = unstack_layers(merged(self.state.params, parts.run.optim), parts.run.model)
                 metrics, _ = evaluate(
-                    self.evaluation, parts.objective, params, parts.held_out, parts.mesh,
+                    self.evaluation,
+                    parts.objective,
+                    params,
+                    parts.held_out,
+                    parts.mesh,
                     cancel=self.signals.while_training,
-                )  # fmt: skip
+                )
         except Interrupted:
             return None
         record = {"step": self.done, "split": "dev", **metrics, **parts.baseline}

@@ -8,12 +8,13 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-from contexture.data.batches import Batches, HeldOut, open_batches, open_held_out
-from contexture.data.config import WORD_FAMILIES
+from contexture.data.batches import Batches, HeldOut
+from contexture.data.open_batches import open_batches, open_held_out
 from contexture.data.pretraining.shards import Shards
 from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.models.model import Model, example
+from contexture.models.families import example
+from contexture.models.model import Model
 from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.checkpoints.transfer import model_of
@@ -57,7 +58,7 @@ def check_frozen(run: Run) -> None:
         return
     # Labels, and whether examples are pairs, are known from the data alone; they decide sizes of heads, and for what
     # reads words which parameters a head has.
-    paired = run.task.kind not in ("off", "choice") and run.family in WORD_FAMILIES
+    paired = run.task.kind not in ("off", "choice") and run.text.reads_words
     for pair in (False, True)[: 1 + paired]:
         given = dataclasses.replace(run, head=dataclasses.replace(run.head, pair=pair))
         model, batch = model_of(given, ("0", "1")), example(batch_fields(given), batch_sizes(given, 1))

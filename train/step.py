@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from contexture.models.families import example
 from contexture.models.layers.dropout import DropoutKey, dropout_key
-from contexture.models.model import Model, Outputs, example
+from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params, dims_of, path_of
 from contexture.models.sharding import constrain
 from contexture.train import mesh as meshes

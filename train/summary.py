@@ -19,6 +19,7 @@ from contexture.train import run_file
 from contexture.train.config import Run
 from contexture.train.evaluation.best import NO_CHECKPOINT, Best
 from contexture.train.evaluation.evaluate import report_odd
+from contexture.train.families import FAMILIES
 from contexture.train.metrics import rank
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.optim.lora import ADAPTERS, describe_parameters
@@ -144,13 +145,7 @@ def next_command(run: Run, folder: Path) -> str:
     """Returns the command that most people run after this training."""
     if run.task.kind != "off":
         return f"contexture predict {folder} --input FILE --to answers.jsonl"
-    ask = {
-        "bert": f'contexture fill {folder} --text "The [MASK] is here."',
-        "gpt": f'contexture generate {folder} --prompt "The"',
-        "elmo": f"contexture embed {folder} --input FILE --to vectors.npz",
-        "vectors": f"contexture finetune {folder} --task.kind classify --task.train FILE --dir NEW",
-    }
-    return ask[run.family]
+    return f"contexture {FAMILIES[run.family].next_command.format(run=folder)}"
 
 
 def _sums(parameters: Mapping[str, jax.ShapeDtypeStruct]) -> str:

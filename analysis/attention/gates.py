@@ -8,13 +8,14 @@ import numpy as np
 
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, elmo_lines
-from contexture.data.tasks.word_alignment import check_characters
 from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.checked_text import check_characters
 from contexture.data.tokenizers.word_level import word_tokenizer
-from contexture.models.config import ElmoConfig, HeadConfig, VectorsConfig
+from contexture.models.config import ElmoConfig, HeadConfig, TransformerConfig
 from contexture.models.elmo import DIRECTIONS
+from contexture.models.families import build
 from contexture.models.heads.layer_mix import learned_mixes, mixed_layers
-from contexture.models.model import Model, Outputs, build
+from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params
 
 GATES = ("input", "forget", "output")
@@ -63,8 +64,8 @@ def word_gates(model: Model, params: Params, tokenizer: Tokenizer, text: str, he
     Raises: DataError for a model that is no ELMo, and a text without a word.
     """
     config = model.config
-    if not isinstance(config, ElmoConfig):
-        what = "static vectors have" if isinstance(config, VectorsConfig) else "this model has attention and"
+    if not isinstance(config, ElmoConfig):  # whose LSTMs these are
+        what = "this model has attention and" if isinstance(config, TransformerConfig) else "static vectors have"
         raise DataError(f"{what} no LSTMs; gates are those of an ELMo")
     check_characters(text, "text")
     words = word_tokenizer(tokenizer).words(text)

@@ -14,18 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from contexture.data.errors import DataError
-from contexture.data.layouts import GPT_SPECIALS, Batch, gpt_specials, power_of_two
-from contexture.data.tasks.word_alignment import encode_checked
+from contexture.data.layouts import Batch, power_of_two
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.wordpiece import wordpiece
-from contexture.models import bert, gpt
-from contexture.models.config import BertConfig, ElmoConfig, GptConfig, ModelConfig, VectorsConfig
+from contexture.data.tokenizers.checked_text import encode_checked
+from contexture.models.config import ModelConfig, TransformerConfig
+from contexture.models.families import build, family_of
 from contexture.models.layers.attention.module import AttentionMap
-from contexture.models.model import Model, Outputs, build
+from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params
+from contexture.train.families import text_family
 
-Transformer: TypeAlias = BertConfig | GptConfig
-"""The configurations of models that have attention."""
 Numbers: TypeAlias = int | Sequence[int] | None
 """Layers or heads by their numbers, from 1; None: all."""
 
@@ -103,13 +101,13 @@ def attention_maps(
     }
 
 
-def check_transformer(config: ModelConfig) -> Transformer:
+def check_transformer(config: ModelConfig) -> TransformerConfig:
     """Returns the configuration of a model that has attention. Raises: DataError for an ELMo and static
     vectors."""
-    if isinstance(config, ElmoConfig):
-        raise DataError("an ELMo has no attention: its LSTMs have gates instead; give a run of a BERT or a GPT")
-    if isinstance(config, VectorsConfig):
-        raise DataError("static vectors have no attention: each word is read alone; give a run of a BERT or a GPT")
+    if not isinstance(config, TransformerConfig):
+        what = "its LSTMs have gates instead" if config.is_recurrent else "each word is read alone"
+        have = text_family(config).called + (" has" if config.is_recurrent else " have")
+        raise DataError(f"{have} no attention: {what}; give a run of a BERT or a GPT")
     return config
 
 
@@ -127,7 +125,9 @@ def chosen(name: str, given: Numbers, count: int) -> list[int]:
     return sorted({int(number) for number in numbers})
 
 
-def token_sequence(config: Transformer, tokenizer: Tokenizer, text: str, second: str | None = None) -> TokenSequence:
+def token_sequence(
+    config: TransformerConfig, tokenizer: Tokenizer, text: str, second: str | None = None
+) -> TokenSequence:
     """Lays out a text or a pair as the model reads it in its tasks (`data.layouts`): a GPT that was not fine-tuned
     reads the tokens of a text alone.
 
@@ -141,23 +141,18 @@ def token_sequence(config: Transformer, tokenizer: Tokenizer, text: str, second:
     for name, ids in zip(texts, encoded, strict=True):
         if not ids:
             raise DataError(f"{name}: {texts[name][:60]!r} has no token of the vocabulary; give another text")
-    if isinstance(config, BertConfig):
-        pieces = wordpiece(tokenizer)
-        begin, between, end = pieces.cls, pieces.sep, pieces.sep
-    elif all(name in tokenizer.specials for name in GPT_SPECIALS):
-        begin, between, end = gpt_specials(tokenizer)
-    elif second is not None:
+    family = text_family(config)
+    begin, between, end = family.marks(tokenizer) or (None, None, None)
+    if begin is None and second is not None:
         raise DataError("second: this GPT was not fine-tuned on pairs and reads one text; leave the second one out")
-    else:
-        begin = between = end = None
     ids, special, segments = ([], [], []) if begin is None else ([begin], [True], [0])
     for segment, own in enumerate(encoded):
         mark = end if segment == len(encoded) - 1 else between
         marks = [] if mark is None else [mark]
         ids += own + marks
         special += [False] * len(own) + [True] * len(marks)
-        # Only a BERT has segments; the mark behind a text belongs to it.
-        segments += [segment * isinstance(config, BertConfig)] * (len(own) + len(marks))
+        # The mark behind a text belongs to it.
+        segments += [segment * family.marks_segments] * (len(own) + len(marks))
     if len(ids) > config.length:
         marked = f", {sum(special)} special ones among them," if any(special) else ""
         raise DataError(
@@ -167,7 +162,7 @@ def token_sequence(config: Transformer, tokenizer: Tokenizer, text: str, second:
 
 
 def layer_maps(
-    config: Transformer,
+    config: TransformerConfig,
     params: Params,
     pad: int,
     sequence: TokenSequence,
@@ -193,7 +188,7 @@ def layer_maps(
 
 
 @partial(jax.jit, static_argnums=0)
-def _layer_inputs(config: Transformer, params: Params, batch: Batch) -> tuple[jax.Array, ...]:
+def _layer_inputs(config: TransformerConfig, params: Params, batch: Batch) -> tuple[jax.Array, ...]:
     """Returns the input of each layer, N of BLD."""
     outputs = build(config, ()).apply({"params": params}, batch, states=True)
     assert isinstance(outputs, Outputs)
@@ -201,7 +196,11 @@ def _layer_inputs(config: Transformer, params: Params, batch: Batch) -> tuple[ja
 
 
 @partial(jax.jit, static_argnums=0)
-def _maps(config: Transformer, params: Params, x_BLD: jax.Array, layer: jax.Array, mask_BL: jax.Array) -> AttentionMap:
+def _maps(
+    config: TransformerConfig, params: Params, x_BLD: jax.Array, layer: jax.Array, mask_BL: jax.Array
+) -> AttentionMap:
     # The layer's number is an array, so that one program serves all layers.
-    block = bert.Block(config) if isinstance(config, BertConfig) else gpt.Block(config)
-    return block.apply({"params": params}, x_BLD, layer, mask_BL, method=type(block).maps)  # pyright: ignore[reportReturnType]
+    make = family_of(config).block
+    assert make is not None
+    block = make(config)
+    return block.apply({"params": params}, x_BLD, layer, mask_BL, method="maps")  # pyright: ignore[reportReturnType]

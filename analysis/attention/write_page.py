@@ -5,7 +5,7 @@ import logging
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,11 +13,10 @@ from contexture.analysis.attention.gates import word_gates
 from contexture.analysis.attention.maps import Numbers, check_transformer, chosen, layer_maps, token_sequence
 from contexture.analysis.pages.one_page import check_page, write_one_page
 from contexture.data.errors import DataError
-from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.visible import visible
-from contexture.models.config import ElmoConfig, GptConfig, HeadConfig
-from contexture.models.model import Model
-from contexture.models.shapes import Params
+
+if TYPE_CHECKING:
+    from contexture.analysis.trained_model import TrainedModel
 
 logger = logging.getLogger(__name__)
 FINE_WEIGHTS = 5_000_000
@@ -42,29 +41,26 @@ class PageSummary(NamedTuple):
 def write_page(
     to: Path,
     title: str,
-    model: Model,
-    params: Params,
-    tokenizer: Tokenizer,
+    opened: "TrainedModel",
     text: str,
     second: str | None = None,
     *,
     layers: Numbers = None,
     heads: Numbers = None,
-    head: HeadConfig,
 ) -> PageSummary:
-    """Writes the page of a text or a pair. layers, heads: as in `attention_maps`; head: the run's, of an ELMo's mixes.
+    """Writes the page of a text or a pair. layers, heads: as in `attention_maps`.
 
     Raises: DataError as `attention_maps`, for a file that is no page's, and for an ELMo that is asked for heads.
     """
     check_page(to)
-    if isinstance(model.config, ElmoConfig):
+    if opened.model.config.is_recurrent:
         if heads is not None:
             raise DataError("heads: an ELMo has no attention and no heads; leave heads out: the page shows its gates")
         if second is not None:
             raise DataError("second: an ELMo reads each text alone; leave the second one out")
-        data, blocks = _elmo_data(model.config, model, params, tokenizer, text, layers, head), {}
+        data, blocks = _gates_data(opened, text, layers), {}
     else:
-        data, blocks = _attention_data(model, params, tokenizer, text, second, layers, heads)
+        data, blocks = _attention_data(opened, text, second, layers, heads)
     size = write_one_page(to, "contexture.analysis.attention", _SCRIPTS, {"title": visible(title), **data}, blocks)
     if size > 20_000_000:
         logger.warning(f"the page has {size / 1e6:.0f} MB; --layers and --heads make a smaller one")
@@ -72,11 +68,9 @@ def write_page(
     return PageSummary(len(data["tokens"]), layers_shown, heads_shown, kept, size)
 
 
-def _elmo_data(
-    config: ElmoConfig, model: Model, params: Params, tokenizer: Tokenizer, text: str, layers: Numbers, head: HeadConfig
-) -> dict[str, Any]:
-    numbers = chosen("layers", layers, config.layers)
-    gates = word_gates(model, params, tokenizer, text, head)
+def _gates_data(opened: "TrainedModel", text: str, layers: Numbers) -> dict[str, Any]:
+    numbers = chosen("layers", layers, opened.model.config.layers)
+    gates = word_gates(opened.model, opened.params, opened.tokenizer, text, opened.run.head)
     means = gates["means"][:, np.array(numbers) - 1]
     mixes = [{**mix, "shares": None if (x := mix["shares"]) is None else _rounded(x, 4)} for mix in gates["mixes"]]
     return {
@@ -98,29 +92,27 @@ def _rounded(x: np.ndarray, decimals: int) -> list[Any]:
 
 
 def _attention_data(
-    model: Model,
-    params: Params,
-    tokenizer: Tokenizer,
+    opened: "TrainedModel",
     text: str,
     second: str | None,
     layers: Numbers,
     heads: Numbers,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns what the page's scripts read at once, and arrays by name, which they read when they need them."""
-    config = check_transformer(model.config)
+    config, tokenizer = check_transformer(opened.model.config), opened.tokenizer
     layer_numbers, head_numbers = chosen("layers", layers, config.layers), chosen("heads", heads, config.heads)
     sequence = token_sequence(config, tokenizer, text, second)
     names = [visible(tokenizer.token(id)) for id in sequence.ids]
     count = len(names)
     decimals = 4 if len(layer_numbers) * len(head_numbers) * count**2 <= FINE_WEIGHTS else 3
     weights, neurons = {}, {}
-    maps = layer_maps(config, params, tokenizer.pad, sequence, layer_numbers, head_numbers)
+    maps = layer_maps(config, opened.params, tokenizer.pad, sequence, layer_numbers, head_numbers)
     for number, one in zip(layer_numbers, maps, strict=True):
         weights[f"weights-{number}"] = packed(np.round(one.weights * 10**decimals).astype(np.uint16))
         neurons[number] = packed(np.stack([one.queries, one.keys]).astype(np.float16).view(np.uint16))
     kept = _spread(layer_numbers, neurons, LARGEST - sum(map(len, weights.values())))
-    banded = [isinstance(config, GptConfig) and bool(config.local_window) and n % 2 == 0 for n in layer_numbers]
-    window = config.local_window if isinstance(config, GptConfig) else 0
+    # Layers are counted from 1 here: every second one is banded.
+    windows = [config.local_window if n % 2 == 0 else 0 for n in layer_numbers]
     some = "" if kept == layer_numbers else f" (of the layers {', '.join(map(str, kept)) or 'none'})"
     return {
         "views": ["head", "model", "neuron"],
@@ -132,8 +124,8 @@ def _attention_data(
         "heads": head_numbers,
         "headCount": config.heads,
         "width": config.hidden // config.heads,
-        "causal": isinstance(config, GptConfig),
-        "windows": [window if band else 0 for band in banded],
+        "causal": config.is_causal,
+        "windows": windows,
         "decimals": decimals,
         "neurons": kept,
         "notes": (

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.analysis.neighbours.nearest import Neighbours, nearest
-from contexture.analysis.neighbours.sentence_vectors import Parts, Pooling, on_disk, sentence_vectors, word_vectors
+from contexture.analysis.neighbours.sentence_vectors import Parts, on_disk, sentence_vectors, word_vectors
 from contexture.analysis.neighbours.whitening import fit_whitening
+from contexture.analysis.options import VectorOptions
 from contexture.analysis.trained_model import TrainedModel
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
@@ -31,27 +32,29 @@ def sentence_neighbours(
     queries: Sequence[str],
     *,
     top: int = 10,
-    how: Pooling = Pooling(),  # noqa: B008  # frozen
-    whiten: bool = False,
-    dimensions: int = 0,
+    how: VectorOptions = VectorOptions(),  # noqa: B008  # frozen
     cancel: CancelToken = NEVER,
 ) -> list[SentenceNeighbours]:
     """Returns the `top` lines whose vectors have the largest cosine with that of each query.
 
-    lines: opens the text; a function, since it is read twice.
-    whiten, dimensions: whiten all vectors by those of the lines first, and keep so many directions (0: all that vary).
+    lines: opens the text; a function, since it is read twice. All vectors are whitened by those of the lines.
 
     Raises: DataError for a text without lines, and options that do not fit.
     """
     vectors_QD = np.concatenate(list(sentence_vectors(model, queries, how, cancel)))
-    result = _nearest(sentence_vectors(model, lines(), how, cancel), vectors_QD, top, whiten, dimensions, cancel)
+    result = _nearest(sentence_vectors(model, lines(), how, cancel), vectors_QD, top, how, cancel)
     needed = {int(number) for number in result.numbers.ravel()}
     texts = {number: text for number, text in enumerate(lines()) if number in needed}
     return [
-        {"query": query, "neighbours": [{"cosine": float(cosine), "line": int(number) + 1, "text": texts[int(number)]}
-                                        for number, cosine in zip(numbers, cosines, strict=True)]}
+        {
+            "query": query,
+            "neighbours": [
+                {"cosine": float(cosine), "line": int(number) + 1, "text": texts[int(number)]}
+                for number, cosine in zip(numbers, cosines, strict=True)
+            ],
+        }
         for query, numbers, cosines in zip(queries, result.numbers, result.cosines, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def word_neighbours(
@@ -61,9 +64,7 @@ def word_neighbours(
     word: str,
     *,
     top: int = 10,
-    how: Pooling = Pooling(),  # noqa: B008  # frozen
-    whiten: bool = False,
-    dimensions: int = 0,
+    how: VectorOptions = VectorOptions(),  # noqa: B008  # frozen
     cancel: CancelToken = NEVER,
 ) -> SentenceNeighbours:
     """Returns the `top` words of the text, each in its line, whose vectors are the nearest to that of `word` in `text`.
@@ -85,15 +86,22 @@ def word_neighbours(
             counts.append(len(line.split()))
             yield f"line {number + 1}", line.split()
 
-    result = _nearest(word_vectors(model, split_lines(), how, cancel), vector_1D, top, whiten, dimensions, cancel)
+    result = _nearest(word_vectors(model, split_lines(), how, cancel), vector_1D, top, how, cancel)
     ends = np.cumsum(counts)
     at = np.searchsorted(ends, result.numbers[0], side="right")
     texts = {number: line for number, line in enumerate(lines()) if number in {*at.tolist()}}
     neighbours: list[dict[str, Any]] = []
     for line, number, cosine in zip(at.tolist(), result.numbers[0].tolist(), result.cosines[0].tolist(), strict=True):
         position = number - int(ends[line] - counts[line])
-        neighbours.append({"cosine": cosine, "line": line + 1, "word": texts[line].split()[position],
-                      "position": position, "text": texts[line]})  # fmt: skip
+        neighbours.append(
+            {
+                "cosine": cosine,
+                "line": line + 1,
+                "word": texts[line].split()[position],
+                "position": position,
+                "text": texts[line],
+            }
+        )
     return {"query": word, "neighbours": neighbours}
 
 
@@ -101,14 +109,11 @@ def _nearest(
     parts: Parts,
     queries_QD: NDArray[np.float32],
     top: int,
-    whiten: bool,
-    dimensions: int,
+    how: VectorOptions,
     cancel: CancelToken,
 ) -> Neighbours:
-    if not whiten:
-        if dimensions:
-            raise DataError(f"dimensions={dimensions} is for whitened vectors; give --whiten too, or leave it out")
+    if not how.whiten:
         return nearest(parts, queries_QD, top, cancel)
     with on_disk(parts) as read:
-        whitening = fit_whitening(read(), dimensions)
+        whitening = fit_whitening(read(), how.dimensions)
         return nearest(map(whitening, read()), whitening(queries_QD), top, cancel)

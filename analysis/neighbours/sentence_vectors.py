@@ -4,19 +4,20 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contexture.analysis import embed
+from contexture.analysis.layer_numbers import is_single, layer_numbers
+from contexture.analysis.options import EmbedOptions, VectorOptions
 from contexture.analysis.trained_model import TrainedModel
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
+from contexture.data.families.splitting import SplitWords, Units
 from contexture.models.heads.layer_mix import learned_mixes
 
-SentencePool: TypeAlias = Literal["mean", "mean-words", "last", "cls"]
 logger = logging.getLogger(__name__)
 
 Parts: TypeAlias = Iterator[NDArray[np.float32]]
@@ -24,77 +25,65 @@ _ROWS = 1024
 """Vectors of a part."""
 
 
-@dataclass(frozen=True)
-class Pooling:
-    """How a sentence becomes one vector.
-
-    pool    mean of all tokens; mean-words, without a BERT's [CLS] and [SEP]; last; cls
-    layers  last, a number from 0, or mix: Σ of the layers with the weights that the run's head has learned
-    batch   sentences at a time
-    """
-
-    pool: SentencePool = "mean-words"
-    layers: str = "last"
-    batch: int = 64
-
-
-def sentence_vectors(model: TrainedModel, texts: Iterable[str], how: Pooling, cancel: CancelToken = NEVER) -> Parts:
+def sentence_vectors(
+    model: TrainedModel, texts: Iterable[str], how: VectorOptions, cancel: CancelToken = NEVER
+) -> Parts:
     """Yields f32 [rows, D], a row for each text, in order; a text longer than the model loses its end."""
     layers, combine = _layers(model, how.layers)
-    split = embed.sentence_splitter(model.model, model.tokenizer)
+    split = model.run.text.sentence_splitter(model.tokenizer, model.run.model.length)
     truncated = 0
 
-    def units() -> Iterator[embed.Units]:
+    def units() -> Iterator[Units]:
         nonlocal truncated
         for text in texts:
             sentence = split(text)
             truncated += sentence.truncated > 0
             yield sentence.units
 
-    yield from _parts(map(combine, _embedded(model, units(), layers, how.pool, how.batch, cancel)))
+    options = EmbedOptions(layers=layers, pool=how.pool, batch=how.batch)
+    yield from _parts(map(combine, _embedded(model, units(), options, cancel)))
     if truncated:
-        logger.warning(embed.truncation(f"{truncated:,} texts", model.model.config))
+        logger.warning(model.run.text.truncation(f"{truncated:,} texts", model.run.model.length))
 
 
 def word_vectors(
-    model: TrainedModel, lines: Iterable[tuple[str, list[str]]], how: Pooling, cancel: CancelToken = NEVER
+    model: TrainedModel, lines: Iterable[tuple[str, list[str]]], how: VectorOptions, cancel: CancelToken = NEVER
 ) -> Parts:
     """Yields f32 [rows, D], a row for each word of each line (its origin, its words): the mean of the word's pieces.
 
     Raises: DataError for a line that the model has no room for.
     """
     layers, combine = _layers(model, how.layers)
-    split = embed.word_splitter(model.model, model.tokenizer)
-    waiting: list[embed.SplitWords] = []
+    split = model.run.text.word_splitter(model.tokenizer, model.run.model.length)
+    waiting: list[SplitWords] = []
 
-    def units() -> Iterator[embed.Units]:
+    def units() -> Iterator[Units]:
         for origin, words in lines:
             if words:
                 waiting.append(split(words, origin))
                 yield waiting[-1].units
 
-    for array in _embedded(model, units(), layers, "none", how.batch, cancel):
+    for array in _embedded(model, units(), EmbedOptions(layers=layers, batch=how.batch), cancel):
         vectors = embed.word_vectors(array, waiting.pop(0))
         yield combine(vectors)
 
 
 def _embedded(
-    model: TrainedModel, units: Iterator[embed.Units], layers: str, pool: str, batch: int, cancel: CancelToken
+    model: TrainedModel, units: Iterator[Units], how: EmbedOptions, cancel: CancelToken
 ) -> Iterator[np.ndarray]:
-    how: Any = {"layers": layers, "pool": pool, "batch": batch, "cancel": cancel, "trained": model.watch_lengths()}
-    vectors = embed.embed(model.model, model.forward_params, model.tokenizer, units, **how)
+    fixed = model.model, model.forward_params, model.tokenizer
+    vectors = embed.embed(*fixed, units, how, cancel=cancel, trained=model.watch_lengths())
     with model.computing():
         yield from vectors
 
 
-def _layers(model: TrainedModel, layers: str) -> tuple[str, Callable[[np.ndarray], NDArray[np.float32]]]:
+def _layers(model: TrainedModel, layers: str) -> tuple[tuple[int, ...], Callable[[np.ndarray], NDArray[np.float32]]]:
     """Returns (the layers to compute, the function that makes one of [layers, …])."""
-    if layers == "last":
-        return layers, lambda array: array
+    top = model.run.model.layers
     if layers != "mix":
-        if layers == "all" or "," in layers:
+        if not is_single(layers):
             raise DataError(f"layers={layers} are several vectors of a text; give one layer, or mix")
-        return layers, lambda array: array[0]
+        return layer_numbers(layers, top), lambda array: array[0]
     mixes = learned_mixes(model.params) if model.run.head.mixes else {}
     if not mixes:
         raise DataError(
@@ -102,9 +91,8 @@ def _layers(model: TrainedModel, layers: str) -> tuple[str, Callable[[np.ndarray
             "--head.mix all or last-four"
         )
     weights = np.asarray(next(iter(mixes.values()))["weights"], np.float32)
-    first = model.model.config.layers + 1 - len(weights)  # `last-four` ends with the last layer
-    numbers = ",".join(str(first + n) for n in range(len(weights)))
-    return numbers, lambda array: np.tensordot(weights, array, 1)
+    # `last-four` ends with the last layer.
+    return tuple(range(top + 1 - len(weights), top + 1)), lambda array: np.tensordot(weights, array, 1)
 
 
 def _parts(vectors: Iterator[np.ndarray]) -> Parts:

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.analysis.column_options import column_options
-from contexture.analysis.neighbours.sentence_vectors import Pooling, sentence_vectors
+from contexture.analysis.neighbours.sentence_vectors import sentence_vectors
 from contexture.analysis.neighbours.whitening import fit_whitening
+from contexture.analysis.options import VectorOptions
 from contexture.analysis.trained_model import TrainedModel
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import TaskConfig
@@ -64,23 +65,19 @@ def pair_similarities(
     model: TrainedModel,
     pairs: Sequence[tuple[str, str]],
     *,
-    how: Pooling = Pooling(),  # noqa: B008  # frozen
-    whiten: bool = False,
-    dimensions: int = 0,
+    how: VectorOptions = VectorOptions(),  # noqa: B008  # frozen
     cancel: CancelToken = NEVER,
 ) -> NDArray[np.float64]:
     """Returns the cosine of the vectors of each pair, f64 [pairs]; of a vector of zeros it is 0.
 
-    whiten, dimensions: whiten the vectors by those of all texts of the pairs first (Su et al. 2021).
+    Vectors are whitened by those of all texts of the pairs.
     """
     texts = [text for pair in pairs for text in pair]
     if not texts:
         return np.zeros(0)
     vectors_ND = np.concatenate(list(sentence_vectors(model, texts, how, cancel)))
-    if whiten:
-        vectors_ND = fit_whitening([vectors_ND], dimensions)(vectors_ND)
-    elif dimensions:
-        raise DataError(f"dimensions={dimensions} is for whitened vectors; give --whiten too, or leave it out")
+    if how.whiten:
+        vectors_ND = fit_whitening([vectors_ND], how.dimensions)(vectors_ND)
     vectors_ND = np.asarray(vectors_ND, np.float64)
     norm_N = np.linalg.norm(vectors_ND, axis=1)
     unit_ND = vectors_ND / np.where(norm_N == 0, 1, norm_N)[:, None]

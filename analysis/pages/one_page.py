@@ -54,8 +54,10 @@ def write_one_page(
     data     what the scripts read at once, with a title and notes
     blocks   texts by name, which they read when they need them
     """
-    base, own = (importlib.resources.files(name) / folder for name, folder in (
-        ("contexture.analysis.pages", "base"), (package, "page")))  # fmt: skip
+    base, own = (
+        importlib.resources.files(name) / folder
+        for name, folder in (("contexture.analysis.pages", "base"), (package, "page"))
+    )
     style = base.joinpath("base.css").read_text("utf-8") + own.joinpath("page.css").read_text("utf-8")
     files = [base.joinpath("base.js"), *(own.joinpath(f"{name}.js") for name in scripts)]
     # A function of its own, so that its names meet none of the browser's.
@@ -65,9 +67,14 @@ def write_one_page(
     embedded = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     elements = [f'<script type="text/plain" id="{name}">{text}</script>' for name, text in (blocks or {}).items()]
     page = string.Template(base.joinpath("page.html").read_text("utf-8")).substitute(
-        title=html.escape(data["title"]), style=style, script=script, data=embedded,
-        style_hash=_digest(style), script_hash=_digest(script), blocks="\n".join(elements),
-    )  # fmt: skip
+        title=html.escape(data["title"]),
+        style=style,
+        script=script,
+        data=embedded,
+        style_hash=_digest(style),
+        script_hash=_digest(script),
+        blocks="\n".join(elements),
+    )
     content = page.encode()
     with atomic_file(to) as part:
         part.write_bytes(content)

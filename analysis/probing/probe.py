@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from contexture.analysis.layer_numbers import layer_numbers
+from contexture.analysis.options import ProbeOptions
 from contexture.analysis.probing.probe_examples import ProbeExamples, control_task, encode_targets, label_names
 from contexture.analysis.probing.probe_rows import ProbeRow
 from contexture.analysis.probing.probe_scores import (
@@ -25,10 +27,9 @@ from contexture.analysis.probing.probe_scores import (
     micro_f1,
     precision_and_recall,
 )
-from contexture.analysis.probing.span_features import SpanFeatures, check_layers, computed_features
+from contexture.analysis.probing.span_features import SpanFeatures, computed_features
 from contexture.analysis.probing.target_types import Sentence
 from contexture.analysis.probing.train_probes import (
-    ProbeTraining,
     TrainedProbes,
     layers_of,
     measure_probes,
@@ -52,10 +53,7 @@ def probe(
     *,
     folder: Path,
     step: int | None = None,
-    layers: str = "all",
-    control: bool = True,
-    training: ProbeTraining | None = None,
-    seeds: int = 1,
+    how: ProbeOptions = ProbeOptions(),  # noqa: B008  # frozen
     cancel: CancelToken = NEVER,
 ) -> list[ProbeRow]:
     """Returns a row of figures for each task.
@@ -63,16 +61,13 @@ def probe(
     train, dev, test  sentences with their targets, by task; the training stops early by dev, and is measured on test
                       where that is given, else on dev
     folder            for features that are too large for memory; they are removed
-    layers            all: a mix of all layers, and cumulative scores, those of mixes of the layers up to each one.
-                      each: a probe for each layer alone. `3` or `0,2`: one probe, on a mix of these.
-    control           also probe the control task, for selectivity
-    seeds             train each probe so often, with seeds from that of `training` on; a row has the figures of the
-                      first and, as `over_seeds`, the mean and the deviation over all
+    how               of several seeds a row has the figures of the first and, as `over_seeds`, the mean and the
+                      deviation over all
 
     Raises: DataError for layers that the model lacks, and sets without a target that the model has room for.
     """
     model = run if isinstance(run, TrainedModel) else TrainedModel(run, step)
-    numbers = check_layers(layers, model.model.config.layers)
+    numbers = sorted(set(layer_numbers(how.layers, model.model.config.layers, ("all", "each"))))
     # The sentences of all tasks and sets, each once, and the words of theirs that stand in a span.
     origins: dict[tuple[str, ...], str] = {}
     in_spans: dict[tuple[str, ...], np.ndarray] = {}
@@ -92,11 +87,7 @@ def probe(
             labels = label_names(sentences)
             given = {"train": sentences, "dev": dev[task], **({"test": test[task]} if test else {})}
             sets = {name: _encoded(each, place, features, labels, task, name) for name, each in given.items()}
-            row = _over_seeds(
-                lambda each, sets=sets: _probe_task(sets, features, numbers, layers, control, each, cancel),
-                training or ProbeTraining(),
-                seeds,
-            )
+            row = _over_seeds(lambda each, sets=sets: _probe_task(sets, features, numbers, each, cancel), how)
             row |= {"labels": len(labels), "left_out": {n: s.left_out for n, s in sets.items()}}
             row |= {"unknown_labels": {n: dict(s.unknown) for n, s in sets.items() if n != "train"}}
             at = {"run": str(model.folder), "family": model.run.family, "step": model.step, "task": task}
@@ -133,9 +124,10 @@ _AVERAGED = (
 """The figures whose mean over seeds has a meaning."""
 
 
-def _over_seeds(probe_once: Callable[[ProbeTraining], ProbeRow], training: ProbeTraining, seeds: int) -> ProbeRow:
+def _over_seeds(probe_once: Callable[[ProbeOptions], ProbeRow], how: ProbeOptions) -> ProbeRow:
     """Returns the row of the first seed, with the mean and the deviation over all where there are several."""
-    rows = [probe_once(replace(training, seed=training.seed + n)) for n in range(seeds)]
+    seeds = how.seeds
+    rows = [probe_once(replace(how, seed=how.seed + n, seeds=1)) for n in range(seeds)]
     if seeds == 1:
         return rows[0]
     figures = [{name: row[name] for name in _AVERAGED if name in row} for row in rows]
@@ -146,12 +138,10 @@ def _probe_task(
     sets: Mapping[str, ProbeExamples],
     features: SpanFeatures,
     numbers: Sequence[int],
-    layers: str,
-    control: bool,
-    training: ProbeTraining,
+    how: ProbeOptions,
     cancel: CancelToken,
 ) -> ProbeRow:
-    train = sets["train"]
+    train, layers = sets["train"], how.layers
     if len({each.spans_TS2.shape[1] for each in sets.values()}) > 1:
         raise DataError("the targets of one set are pairs of spans, those of another single spans; give one kind")
     measured = "test" if "test" in sets else "dev"
@@ -164,9 +154,9 @@ def _probe_task(
     def train_and_measure(
         own: Mapping[str, ProbeExamples], layers_PN: np.ndarray, what: str
     ) -> tuple[TrainedProbes, list[Counts]]:
-        trained = train_probes(own["train"], own["dev"], features.units_UND, layers_PN, training, cancel)
+        trained = train_probes(own["train"], own["dev"], features.units_UND, layers_PN, how, cancel)
         logger.info(f"trained {len(layers_PN)} {what}{'s' * (len(layers_PN) > 1)} in {trained.trained} epochs")
-        counts, _ = measure_probes(trained.params, layers_PN, own[measured], features.units_UND, training.batch, cancel)
+        counts, _ = measure_probes(trained.params, layers_PN, own[measured], features.units_UND, how.batch, cancel)
         return trained, counts
 
     probes, counts = train_and_measure(sets, layers_PN, "probe")
@@ -174,7 +164,7 @@ def _probe_task(
     # Of probes of single layers the best one on dev stands for the task; else the mix of all layers does.
     main = len(f1) - 1
     if layers == "each":
-        on_dev, _ = measure_probes(probes.params, layers_PN, sets["dev"], features.units_UND, training.batch, cancel)
+        on_dev, _ = measure_probes(probes.params, layers_PN, sets["dev"], features.units_UND, how.batch, cancel)
         main = max(range(len(f1)), key=lambda n: micro_f1(on_dev[n]))
     of = sets[measured]
     row: ProbeRow = {
@@ -187,8 +177,8 @@ def _probe_task(
         "epochs": int(probes.epochs_P[main]),
         **_layer_figures(probes, f1, main, numbers, layers),
     }
-    if control:
-        tasks = {name: control_task(each, train.labels_TC, training.seed) for name, each in sets.items()}
+    if how.control:
+        tasks = {name: control_task(each, train.labels_TC, how.seed) for name, each in sets.items()}
         read_PN = layers_PN if layers == "each" else layers_PN[-1:]
         _, counts = train_and_measure(tasks, read_PN, "control probe")
         control_f1 = [micro_f1(each) for each in counts]

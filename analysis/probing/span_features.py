@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from contexture.analysis import embed
+from contexture.analysis.options import EmbedOptions
 from contexture.analysis.trained_model import TrainedModel
 from contexture.data.cancel import NEVER, CancelToken
-from contexture.data.errors import DataError
+from contexture.data.families.splitting import SplitWords, TooLongError
 from contexture.train.errors import CheckpointError
 
 IN_MEMORY = 1 << 31
@@ -63,15 +64,15 @@ def computed_features(
 
     Raises: DataError for a word that the vocabulary cannot spell, CheckpointError for a disk without room.
     """
-    split_words = embed.word_splitter(model.model, model.tokenizer)
-    split: list[embed.SplitWords | None] = []
+    split_words = model.run.text.word_splitter(model.tokenizer, model.run.model.length)
+    split: list[SplitWords | None] = []
     for words, origin in sentences.items():
         try:
             split.append(split_words(words, origin))
-        except embed.TooLongError:
+        except TooLongError:
             split.append(None)
     # Where the kept units of a sentence stand in it, and where its words begin among all kept units.
-    kept: list[tuple[embed.SplitWords, np.ndarray]] = []
+    kept: list[tuple[SplitWords, np.ndarray]] = []
     starts, ends = list[np.ndarray | None](), list[np.ndarray | None]()
     count = 0
     for words, each in zip(sentences, split, strict=True):
@@ -92,7 +93,8 @@ def computed_features(
         begin = 0
         with model.computing():
             units = [each.units for each, _ in kept]
-            arrays = embed.embed(model.model, model.forward_params, model.tokenizer, units, batch=batch, cancel=cancel)
+            fixed, how = (model.model, model.forward_params, model.tokenizer), EmbedOptions(batch=batch)
+            arrays = embed.embed(*fixed, units, how, cancel=cancel)
             for (_, own), array_NLD in zip(kept, arrays, strict=True):
                 units_UND[begin : begin + len(own)] = array_NLD[:, own].swapaxes(0, 1)
                 begin += len(own)
@@ -113,16 +115,3 @@ def _array(shape: tuple[int, ...], folder: Path, in_memory: int) -> Iterator[np.
     # A file without a name, which ends with the process however that ends.
     with tempfile.TemporaryFile(dir=folder) as file:
         yield np.memmap(file, np.float32, "w+", shape=shape)
-
-
-def check_layers(layers: str, top: int) -> list[int]:
-    """Returns the numbers of the layers that an option names: `all`, `each`, or numbers with commas between.
-
-    Raises: DataError for a layer that the model lacks.
-    """
-    if layers in ("all", "each"):
-        return list(range(top + 1))
-    words = layers.split(",")
-    if not all(word.isascii() and word.isdecimal() and int(word) <= top for word in words):
-        raise DataError(f"layers={layers} are not all, each, or numbers from 0 to {top} with commas between")
-    return sorted({int(word) for word in words})

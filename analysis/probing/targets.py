@@ -244,9 +244,16 @@ def _sentence(path: Path, words: _Words, targets: Sequence[Target], place: int) 
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Sentence]]] = {
-    "pos": _pos, "dependencies": _dependencies, "entities": _entities, "srl": _srl, "coreference": _coreference,
-}  # fmt: skip
+    "pos": _pos,
+    "dependencies": _dependencies,
+    "entities": _entities,
+    "srl": _srl,
+    "coreference": _coreference,
+}
 _FORMATS: dict[str, tuple[str, ...]] = {
-    "pos": (".conllu", ".up", ".conll"), "dependencies": (".conllu", ".up"), "entities": (".conll",),
-    "srl": (".up", ".conllu"), "coreference": (".tsv",),
-}  # fmt: skip
+    "pos": (".conllu", ".up", ".conll"),
+    "dependencies": (".conllu", ".up"),
+    "entities": (".conll",),
+    "srl": (".up", ".conllu"),
+    "coreference": (".tsv",),
+}

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from contexture.analysis.options import ProbeOptions
 from contexture.analysis.probing.probe_examples import ProbeBatch, ProbeExamples, batches
 from contexture.analysis.probing.probe_model import (
     ProbeParams,
@@ -19,24 +20,6 @@ from contexture.analysis.probing.probe_model import (
 )
 from contexture.analysis.probing.probe_scores import Counts, micro_f1
 from contexture.data.cancel import NEVER, CancelToken
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProbeTraining:
-    """How probes are trained: Adam at a constant rate, stopped early by the held-out F1.
-
-    Differs: the paper's rate is 1e-4, and halved when the held-out score stands still, its batches hold 32 sentences,
-    and gradients are clipped (2019a, appendix); here the rate is constant, and the training ends.
-    """
-
-    learning_rate: float = 1e-3
-    epochs: int = 20
-    """At most."""
-    patience: int = 3
-    """Epochs without improvement after which a probe is done."""
-    batch: int = 64
-    """Targets of a step."""
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,15 +62,19 @@ def train_probes(
     dev: ProbeExamples,
     units_UND: np.ndarray,
     layers_PN: np.ndarray,
-    how: ProbeTraining,
+    how: ProbeOptions,
     cancel: CancelToken = NEVER,
 ) -> TrainedProbes:
-    """Trains a probe for each row of `layers_PN`. Each starts from the same random parameters, and is what it would be
-    if it were trained alone."""
+    """Trains a probe for each row of `layers_PN`: Adam at a constant rate, stopped early by the held-out F1. Each
+    starts from the same random parameters, and is what it would be if it were trained alone.
+
+    Differs: the paper's rate is 1e-4, and halved when the held-out score stands still, its batches hold 32 sentences,
+    and gradients are clipped (2019a, appendix); here the rate is constant, and the training ends.
+    """
     _, layers, width = units_UND.shape
     count = len(layers_PN)
     params, moments = _start(how.seed, (layers, width, train.spans_TS2.shape[1], train.labels_TC.shape[1]), count)
-    rate, read_PN = jnp.float32(how.learning_rate), jnp.asarray(layers_PN)
+    rate, read_PN = jnp.float32(how.lr), jnp.asarray(layers_PN)
     order = np.random.default_rng(how.seed)
     best = params
     # The F1 decides; while it is 0, the loss: in the first epochs it may be that no label is above 1/2.

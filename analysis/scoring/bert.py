@@ -25,10 +25,11 @@ from contexture.analysis.scoring.scorer import (
 )
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, token_lines
-from contexture.data.tasks.word_alignment import encode_checked
+from contexture.data.tokenizers.checked_text import encode_checked
 from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.models.config import BertConfig
-from contexture.models.model import Model, Outputs, build
+from contexture.models.families import build
+from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params
 
 
@@ -36,6 +37,7 @@ class BertScorer(TokenScorer):
     """Rows are copies of a window, [CLS] and [SEP] around it, in each of which one token is masked."""
 
     directions = ("masked",)
+    convention = "pseudo-log-likelihood of the continuation's tokens: each masked alone, predicted from all others"
 
     def check(self, model: Model) -> None:
         """Raises: DataError for a model without a masked-LM head."""

@@ -19,12 +19,13 @@ from contexture.analysis.scoring.scorer import (
 )
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, elmo_lines, power_of_two
-from contexture.data.tasks.word_alignment import check_characters
 from contexture.data.text.lines import split_lines
 from contexture.data.text.sentences import sentences
+from contexture.data.tokenizers.checked_text import check_characters
 from contexture.data.tokenizers.word_level import BEGIN, END, UNK, word_tokenizer
 from contexture.models.config import ElmoConfig
-from contexture.models.model import Model, Outputs, build
+from contexture.models.families import build
+from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params
 
 _FIELDS = {"forward": "", "backward": "_backward"}
@@ -36,6 +37,7 @@ class ElmoScorer(TokenScorer):
     predictions are in the order of reading: of the last word first, and of the sentence's beginning at last."""
 
     directions = ("forward", "backward")
+    convention = "log p of the words of context and continuation as one sentence, the mean of both directions"
     unit = "sentences"
 
     def check(self, model: Model) -> None:

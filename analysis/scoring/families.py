@@ -1,18 +1,21 @@
 """The scorer of each family."""
 
-from typing import Any
-
 from contexture.analysis.scoring.bert import BertScorer
 from contexture.analysis.scoring.elmo import ElmoScorer
 from contexture.analysis.scoring.gpt import GptScorer
 from contexture.analysis.scoring.scorer import TokenScorer
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.models.config import BertConfig, ElmoConfig, GptConfig
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig, ModelConfig
 from contexture.models.model import Model
 from contexture.models.shapes import Params
 
-SCORERS: dict[type, Any] = {BertConfig: BertScorer, GptConfig: GptScorer, ElmoConfig: ElmoScorer}
+SCORERS: dict[type, type[TokenScorer]] = {BertConfig: BertScorer, GptConfig: GptScorer, ElmoConfig: ElmoScorer}
+
+
+def convention_of(config: ModelConfig) -> str:
+    """Returns how probable a continuation is said to be by models of this family, in words."""
+    return SCORERS[type(config)].convention
 
 
 def token_scorer(

@@ -25,10 +25,11 @@ from contexture.analysis.scoring.scorer import (
 )
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, token_lines
-from contexture.data.tasks.word_alignment import encode_checked
+from contexture.data.tokenizers.checked_text import encode_checked
 from contexture.models.config import GptConfig
+from contexture.models.families import build
 from contexture.models.heads.chunked_softmax import TokenLosses
-from contexture.models.model import Model, Outputs, build
+from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params
 
 
@@ -36,6 +37,7 @@ class GptScorer(TokenScorer):
     """Rows are windows of a document, which begins behind the token that ends documents, where there is one."""
 
     directions = ("forward",)
+    convention = "log p of the continuation's tokens, each from the context and those before it"
 
     def check(self, model: Model) -> None:
         """Raises: DataError for a model without a softmax over words."""

@@ -17,8 +17,8 @@ from contexture.analysis.results import TextCounts, TextScore, TokenScore
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.tasks.encode_examples import chunks
-from contexture.data.tasks.word_alignment import encode_checked
 from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.checked_text import encode_checked
 from contexture.models.model import Model
 from contexture.models.shapes import Params
 
@@ -93,6 +93,8 @@ class TokenScorer(ABC):
     """Predicts tokens by a model of one family."""
 
     directions: ClassVar[tuple[str, ...]]
+    convention: ClassVar[str]
+    """How probable a continuation of a context is said to be, in words."""
     unit: ClassVar[str] = "windows"
     """What a batch holds, in words."""
 
@@ -257,10 +259,14 @@ def predictions_of(guessed: Guesses, count: int, name: Callable[[int], str]) -> 
     """Returns the first `count` of them for people, tokens by their names."""
     log_probs, entropies, ranks, probs, ids = (x[:count].tolist() for x in map(np.asarray, jax.device_get(guessed)))
     return [
-        Prediction(log_prob, max(entropy, 0.0), rank, [{"token": name(id), "score": prob} for id, prob in zip(
-            own, shares, strict=True)])
+        Prediction(
+            log_prob,
+            max(entropy, 0.0),
+            rank,
+            [{"token": name(id), "score": prob} for id, prob in zip(own, shares, strict=True)],
+        )
         for log_prob, entropy, rank, own, shares in zip(log_probs, entropies, ranks, ids, probs, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def predictions_of_vectors(

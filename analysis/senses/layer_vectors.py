@@ -6,11 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.analysis import embed
+from contexture.analysis.options import EmbedOptions
 from contexture.analysis.senses.occurrences import Occurrence
 from contexture.data.cancel import NEVER, CancelToken
+from contexture.data.families.splitting import SplitWords, TooLongError
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.model import Model
 from contexture.models.shapes import Params
+from contexture.train.families import text_family
 from contexture.train.run.trained_length import ANY_LENGTH, LengthWatch
 
 
@@ -31,26 +34,26 @@ def layer_vectors(
 
     Raises: DataError for a word that the vocabulary cannot spell.
     """
-    split_words = embed.word_splitter(model, tokenizer)
+    split_words = text_family(model.config).word_splitter(tokenizer, model.config.length)
     # By identity: sentences may be equal, and each occurrence holds its own.
     places: dict[int, list[int]] = {}
     for number, each in enumerate(occurrences):
         places.setdefault(id(each.sentence), []).append(number)
     kept = [True] * len(occurrences)
-    split: list[tuple[embed.SplitWords, list[int]]] = []
+    split: list[tuple[SplitWords, list[int]]] = []
     for numbers in places.values():
         first = occurrences[numbers[0]]
         try:
             split.append((split_words(first.words, first.sentence.origin, first.spaced), numbers))
-        except embed.TooLongError:
+        except TooLongError:
             for number in numbers:
                 kept[number] = False
     config = model.config
     vectors_NLD = np.zeros((len(occurrences), config.layers + 1, config.width), np.float32)
     units = [each.units for each, _ in split]
-    arrays = embed.embed(model, params, tokenizer, units, batch=batch, cancel=cancel, trained=trained)
+    arrays = embed.embed(model, params, tokenizer, units, EmbedOptions(batch=batch), cancel=cancel, trained=trained)
     for (each, numbers), array_LUD in zip(split, arrays, strict=True):
         own = [occurrences[number].place for number in numbers]
-        bounds = embed.SplitWords(each.units, each.starts[own], each.ends[own])
+        bounds = SplitWords(each.units, each.starts[own], each.ends[own])
         vectors_NLD[numbers] = embed.word_vectors(array_LUD, bounds).swapaxes(0, 1)
     return vectors_NLD[kept], kept

@@ -205,8 +205,9 @@ def collect(
     if sample.count < 2:
         how = "never occurs" if not sample.count else "occurs only once, and there is nothing to compare it with,"
         mend = (
-            f"it occurs {other_case:,} times in another case: --ignore-case takes these too" if other_case else
-            "give more sentences that hold it, or another word"
-        )  # fmt: skip
+            f"it occurs {other_case:,} times in another case: --ignore-case takes these too"
+            if other_case
+            else "give more sentences that hold it, or another word"
+        )
         raise DataError(f"the word {word!r} {how} in the {read:,} sentences of the input; {mend}")
     return WordOccurrences(sample.items(), sample.count, others.items())

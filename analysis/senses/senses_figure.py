@@ -61,9 +61,14 @@ def draw_senses(
             label = "" if int(group) in labelled else name
             labelled.add(int(group))
             axes.scatter(
-                *points_N2[own == group].T, s=22, alpha=0.85, linewidths=0, label=label,
-                color=colours[group % len(colours)], marker=_MARKERS[group % len(_MARKERS)],
-            )  # fmt: skip
+                *points_N2[own == group].T,
+                s=22,
+                alpha=0.85,
+                linewidths=0,
+                label=label,
+                color=colours[group % len(colours)],
+                marker=_MARKERS[group % len(_MARKERS)],
+            )
         axes.set_xticks([])
         axes.set_yticks([])
         axes.set_aspect("equal", adjustable="datalim")

@@ -16,9 +16,12 @@ from contexture.data.visible import visible
 _NEAREST = 4
 """Occurrences that the page lists as the nearest of one."""
 _COLUMNS = (
-    ("self_similarity", "all"), ("within", "within"), ("between", "between"), ("silhouette", "silhouette"),
+    ("self_similarity", "all"),
+    ("within", "within"),
+    ("between", "between"),
+    ("silhouette", "silhouette"),
     ("baseline", "baseline"),
-)  # fmt: skip
+)
 _EXPLAINED = (
     "Figures are mean cosines of two occurrences: of any (self-similarity), of one {group} (within), of different ones "
     "(between)."
@@ -75,13 +78,15 @@ def write_senses_page(
         "title": visible(title),
         "word": visible(senses["word"]),
         "senses": None if names is None else [visible(name) for name in names],
-        "texts": [_marked(text, split, place) for text, split, place in zip(
-            senses["texts"], senses["split"], senses["places"], strict=True)],
+        "texts": [
+            _marked(text, split, place)
+            for text, split, place in zip(senses["texts"], senses["split"], senses["places"], strict=True)
+        ],
         "groups": groups.tolist(),
         "layers": layers,
         "columns": columns,
         "notes": _EXPLAINED.format(group=group) + (_BASELINE if "baseline" in rows[0] else ""),
-    }  # fmt: skip
+    }
     return write_one_page(to, "contexture.analysis.senses", ("main",), data)
 
 
@@ -90,8 +95,14 @@ def _static_layer(static: StaticSimilarities, count: int, group: int) -> dict[st
     as any."""
     near = [[(m, 1.0) for m in range(count) if m != n][:_NEAREST] for n in range(count)]
     note = f"The vector of {static['word']!r} in {Path(static['file']).name} is the same in every sentence."
-    return {**static, "name": "static", "group": group, "points": [[0.0, 0.0]] * count, "nearest": near,
-            "note": visible(note)}  # fmt: skip
+    return {
+        **static,
+        "name": "static",
+        "group": group,
+        "points": [[0.0, 0.0]] * count,
+        "nearest": near,
+        "note": visible(note),
+    }
 
 
 def _marked(text: str, split: list[str], place: int) -> dict[str, str]:

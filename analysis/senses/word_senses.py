@@ -1,12 +1,13 @@
 """How the vectors of one word part by its senses, layer by layer."""
 
 from collections.abc import Iterable
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contexture.analysis.cosines import mean_cosines, unit_length
+from contexture.analysis.options import SensesOptions
 from contexture.analysis.senses.clusters import cluster, silhouette
 from contexture.analysis.senses.layer_vectors import layer_vectors
 from contexture.analysis.senses.occurrences import Occurrence, Sentence, collect
@@ -82,47 +83,44 @@ def word_senses(
     tokenizer: Tokenizer,
     sentences: Iterable[Sentence],
     word: str,
+    how: SensesOptions = SensesOptions(),  # noqa: B008  # frozen
     *,
-    ignore_case: bool = False,
-    clusters: int = 0,
-    adjust_anisotropy: bool = False,
-    max_occurrences: int = 1000,
-    seed: int = 0,
-    batch: int = 64,
     cancel: CancelToken = NEVER,
     trained: LengthWatch = ANY_LENGTH,
 ) -> WordSenses:
     """Computes the vectors of a word in its sentences, and how they part by sense, or, without senses, by cluster.
 
-    ignore_case        take the word in any case
-    clusters           how many clusters where senses are not given; 0: as many as have the largest silhouette
-    adjust_anisotropy  subtract the mean cosine of different words, a sample of 1,000 occurrences
-    max_occurrences    of more, a sample is taken
-    batch              sentences at a time
-    trained            warns of sentences longer than those of training
+    Similarities are adjusted by the mean cosine of different words, of a sample of 1,000 occurrences. trained: warns of
+    sentences longer than those of training.
 
-    Raises: DataError for a word that never occurs, or only once, senses that only some occurrences have, clusters that
-    do not fit, and a seed out of range.
+    Raises: DataError for a word that never occurs, or only once, senses that only some occurrences have, and clusters
+    that do not fit.
     """
-    if max_occurrences < 2:
-        raise DataError(f"max-occurrences={max_occurrences} is not at least 2; there is nothing to compare")
-    if not 0 <= seed < 2**31:
-        raise DataError(f"seed={seed} is not in [0, 2^31)")
-    how: Any = {"ignore_case": ignore_case, "max_occurrences": max_occurrences, "seed": seed}
-    given = collect(sentences, word, tokenizer, baseline=adjust_anisotropy, **how)
+    clusters, seed = how.clusters, how.seed
+    given = collect(
+        sentences,
+        word,
+        tokenizer,
+        baseline=how.adjust_anisotropy,
+        ignore_case=how.ignore_case,
+        max_occurrences=how.max_occurrences,
+        seed=seed,
+    )
     senses = _senses(given.occurrences)
     if senses is not None and clusters:
         raise DataError(f"clusters={clusters} is for sentences without senses; leave it out")
 
     def vectors_of(them: list[Occurrence]) -> tuple[NDArray[np.float32], list[Occurrence]]:
         """Returns the vectors of those that the model has room for, and these."""
-        vectors_NLD, kept = layer_vectors(model, params, tokenizer, them, batch=batch, cancel=cancel, trained=trained)
+        vectors_NLD, kept = layer_vectors(
+            model, params, tokenizer, them, batch=how.batch, cancel=cancel, trained=trained
+        )
         return vectors_NLD, [each for each, own in zip(them, kept, strict=True) if own]
 
     vectors_NLD, occurrences = vectors_of(given.occurrences)
     _check_enough(word, len(occurrences), clusters)
     baselines = None
-    if adjust_anisotropy:
+    if how.adjust_anisotropy:
         others_NLD, others = vectors_of(given.others)
         baselines = _baselines(others_NLD, [each.words[each.place].casefold() for each in others])
     return {

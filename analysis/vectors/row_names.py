@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from contexture.analysis.embed import Units, sentence_splitter, word_splitter, word_vectors
+from contexture.analysis.embed import word_vectors
+from contexture.data.families.splitting import Units
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.elmo_char_ids import are_cut
-from contexture.models.config import ElmoConfig
 from contexture.models.model import Model
+from contexture.train.families import text_family
 
 _LONGEST = 256
 """Characters of a name. A longer one loses its end: in a *.npz all names of a line take the room of the longest."""
@@ -39,18 +39,18 @@ def line_reader(model: Model, tokenizer: Tokenizer, of: str) -> Callable[[str, s
     Words stand between spaces, and a word of several pieces has their mean. The function raises DataError for half a
     character, and of words for a line that is longer than the model takes.
     """
+    text, length = text_family(model.config), model.config.length
     if of == "words":
-        split_words = word_splitter(model, tokenizer)
+        split_words = text.word_splitter(tokenizer, length)
 
         def by_words(line: str, origin: str) -> NamedLine:
             words = line.split()
             split = split_words(words, origin)
-            truncated = int(are_cut(words).sum()) if isinstance(model.config, ElmoConfig) else 0
             kept = partial(word_vectors, split=split)
-            return NamedLine(split.units, len(words), truncated, list(map(_shown, words)), kept)
+            return NamedLine(split.units, len(words), text.truncated_words(words), list(map(_shown, words)), kept)
 
         return by_words
-    split_tokens = sentence_splitter(model, tokenizer)
+    split_tokens = text.sentence_splitter(tokenizer, length)
 
     def by_tokens(line: str, origin: str) -> NamedLine:
         units, own, truncated = split_tokens(line, origin)

@@ -12,6 +12,7 @@ from typing import IO, Literal, Protocol
 
 import numpy as np
 
+from contexture.analysis.options import Pool
 from contexture.analysis.vectors.text_files import tsv_writer, word2vec_writer
 from contexture.data.errors import DataError
 from contexture.data.storage import atomic_file, check_new_file, hdf5_writer
@@ -37,7 +38,7 @@ _ROWS = 1024
 """Rows of a *.parquet that are written together."""
 
 
-def resolve(file: Path, layers: str, pool: str, of: str = "auto", *, overwrite: bool = False) -> tuple[str, str, Of]:
+def resolve(file: Path, layers: str, pool: str, of: str = "auto", *, overwrite: bool = False) -> tuple[str, Pool, Of]:
     """Returns (layers, pool, of) for a file, where `auto` is what its kind holds: in a matrix and a *.tsv the mean of
     the words in the last layer, in a *.txt the words in the last layer, else the tokens in every layer.
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from contexture.analysis.scoring.families import convention_of
 from contexture.analysis.trained_model import TrainedModel
-from contexture.analysis.zeroshot.continuations import CONVENTIONS, score_continuations
+from contexture.analysis.zeroshot.continuations import score_continuations
 from contexture.analysis.zeroshot.standard_error import of_sum, standard_error, standard_errors
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
@@ -110,6 +111,6 @@ def choose(
             errors = [figures["standard_error"] for figures in result["groups"].values()]
             result["standard_errors"]["gap"] = of_sum(errors)
     result["truncated"] = sum(each.truncated > 0 for each in scored)
-    result["convention"] = f"{CONVENTIONS[model.run.family]}; accuracy: {'; '.join(MEASURES.values())}"
+    result["convention"] = f"{convention_of(model.run.model)}; accuracy: {'; '.join(MEASURES.values())}"
     by_example = np.split(log_probs, ends)
     return result | {"chosen": np.array([int(each.argmax()) for each in by_example]), "log_probs": by_example}

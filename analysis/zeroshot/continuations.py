@@ -18,12 +18,6 @@ from contexture.analysis.trained_model import TrainedModel
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.tasks.encode_examples import check_batch, chunks
 
-CONVENTIONS = {
-    "gpt": "log p of the continuation's tokens, each from the context and those before it",
-    "bert": "pseudo-log-likelihood of the continuation's tokens: each masked alone, predicted from all others",
-    "elmo": "log p of the words of context and continuation as one sentence, the mean of both directions",
-}
-
 
 class ScoredContinuation(NamedTuple):
     """A continuation's score.

@@ -113,8 +113,9 @@ def book_questions(file: str) -> Questions:
             continue
         count, _, sentence = text.strip().partition(" ")
         if count != str(len(story) + 1):
-            raise DataError(f"{file}:{number}: line {len(story) + 1} of a question begins with {count[:20]!r}, not "
-                            "with its number")  # fmt: skip
+            raise DataError(
+                f"{file}:{number}: line {len(story) + 1} of a question begins with {count[:20]!r}, not with its number"
+            )
         if len(story) + 1 < _LINES:
             story.append(sentence)
             continue
@@ -143,8 +144,10 @@ def with_shots(asked: Questions, shown: Questions, shots: int, seed: int) -> lis
 
     Raises: DataError for fewer examples than are to be drawn, and one with several blanks.
     """
-    answered = ["".join(filled(text, own[label], number)) for number, (text, own, label) in enumerate(zip(
-        shown.texts, shown.choices, shown.labels, strict=True))]  # fmt: skip
+    answered = [
+        "".join(filled(text, own[label], number))
+        for number, (text, own, label) in enumerate(zip(shown.texts, shown.choices, shown.labels, strict=True))
+    ]
     questions = list(zip(shown.texts, shown.choices, strict=True))
     texts: list[str] = []
     for number, question in enumerate(zip(asked.texts, asked.choices, strict=True)):

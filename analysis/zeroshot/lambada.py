@@ -43,11 +43,12 @@ def lambada(
     if not pairs:
         raise DataError("there are no passages; give a text with one in each line")
     scored = list(score_continuations(model, pairs, batch=batch, cancel=cancel))
-    # An ELMo's score of a word is that of the whole sentence; forward, its last word is what comes last.
-    elmo = model.run.family == "elmo"
+    # The score of a word that is read in both directions is that of the whole sentence; forward, it is that of what
+    # comes last.
+    both = model.run.model.is_recurrent
     means = {
         "accuracy": [each.greedy for each in scored],
-        "loss": [-each.last if elmo else -each.log_prob for each in scored],
+        "loss": [-each.last if both else -each.log_prob for each in scored],
         "last_token_accuracy": [each.last_greedy for each in scored],
         "last_token_loss": [-each.last for each in scored],
     }

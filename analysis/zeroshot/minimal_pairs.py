@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from contexture.analysis.scoring.families import convention_of
 from contexture.analysis.trained_model import TrainedModel
 from contexture.analysis.zeroshot.alternatives import choose
-from contexture.analysis.zeroshot.continuations import CONVENTIONS
 from contexture.analysis.zeroshot.standard_error import of_sum, standard_error
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
@@ -95,7 +95,7 @@ def minimal_pairs(
         "fields": _groups(paradigms, "field"),
         "phenomena": _groups(paradigms, "linguistics_term"),
         "paradigms": paradigms,
-        "convention": f"{CONVENTIONS[model.run.family]}, here of whole sentences; a tie is no hit; accuracies of "
+        "convention": f"{convention_of(model.run.model)}, here of whole sentences; a tie is no hit; accuracies of "
         "several paradigms are the means of theirs",
         "answers": [
             {**pair._asdict(), "log_probs": log_probs.tolist(), "hit": hit}

@@ -25,6 +25,18 @@ class ReferencedTexts:
     references: list[tuple[str, ...]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class Shots:
+    """Answered examples, of which `count` are drawn at random by the seed for each question."""
+
+    examples: ReferencedTexts = field(default_factory=ReferencedTexts)
+    count: int = 0
+    seed: int = 0
+
+
+NO_SHOTS = Shots()
+
+
 def read_referenced_texts(
     files: Sequence[str],
     task: Literal["summarize", "translate"],

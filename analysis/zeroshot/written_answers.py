@@ -20,13 +20,12 @@ from typing import Any, Literal
 from contexture.analysis.trained_model import TrainedModel
 from contexture.analysis.zeroshot.conversations import Question
 from contexture.analysis.zeroshot.prompts import fitting_summary_prompt, question_prompt, translation_prompts
-from contexture.analysis.zeroshot.referenced_texts import ReferencedTexts
+from contexture.analysis.zeroshot.referenced_texts import NO_SHOTS, ReferencedTexts, Shots
 from contexture.analysis.zeroshot.standard_error import standard_error, standard_errors
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.text.lines import split_lines
 from contexture.data.text.sentences import sentences
-from contexture.models.config import GptConfig
 from contexture.train.evaluation.squad_metrics import text_scores
 
 TOKENS = {"qa": 50, "summarize": 100, "translate": 128}
@@ -135,18 +134,16 @@ def first_sentences(text: str, count: int = SUMMARY_SENTENCES) -> str:
 def translate(
     model: TrainedModel,
     asked: ReferencedTexts,
-    shown: ReferencedTexts | None = None,
+    shown: Shots = NO_SHOTS,
     *,
-    shots: int = 0,
     tokenize: BleuTokenizer = "13a",
     tokens: int = 0,
-    seed: int = 0,
     batch: int = 16,
     cancel: CancelToken = NEVER,
 ) -> dict[str, Any]:
     """Returns BLEU, from 0 to 100, of the translations that a GPT writes after `sentence =`, and sacrebleu's signature.
 
-    shown     pairs of which so many `shots` stand before each sentence, drawn at random by the seed
+    shown     translated sentences that stand before each one
     tokenize  sacrebleu's tokenizer; zh or char where the translations are Chinese
     tokens    most of a translation; 0 is 128
 
@@ -154,7 +151,7 @@ def translate(
     """
     from sacrebleu.metrics.bleu import BLEU
 
-    prompts = translation_prompts(asked.texts, shown or ReferencedTexts(), shots, seed)
+    prompts = translation_prompts(asked.texts, shown.examples, shown.count, shown.seed)
     tokens = tokens or TOKENS["translate"]
     rows = _write(model, prompts, tokens, batch=batch, cancel=cancel, temperature=0.0, stop="\n")
     for row, right in zip(rows, asked.references, strict=True):
@@ -164,8 +161,9 @@ def translate(
     score = bleu.corpus_score([row["answer"] for row in rows], [*map(list, zip_longest(*asked.references))])
     result = {"examples": len(rows), "bleu": float(score.score), "signature": str(bleu.get_signature())}
     convention = (
-        f"greedy, at most {tokens} tokens; the prompt: {shots} × `sentence = translation`, then `sentence =`; the "
-        "translation is what is written before the first line end; BLEU: sacrebleu's of the corpus, by the signature"
+        f"greedy, at most {tokens} tokens; the prompt: {shown.count} × `sentence = translation`, then `sentence =`; "
+        "the translation is what is written before the first line end; BLEU: sacrebleu's of the corpus, by the "
+        "signature"
     )
     return _finished(result, rows, convention)
 
@@ -187,7 +185,7 @@ def _write(
 def _room(model: TrainedModel, tokens: int) -> int:
     """Returns how long a prompt may be before so many tokens."""
     config = model.model.config
-    if not isinstance(config, GptConfig):
+    if not config.is_causal:
         raise DataError("only a GPT writes answers; this run is of another family")
     if tokens >= config.length:
         raise DataError(

@@ -143,6 +143,7 @@ COMMANDS: dict[str, Command] = {
         run="query_commands.generate_command",
         request="GenerationRequest",
         usage="RUN --prompt TEXT … | --input FILE [options]",
+        first=("prompt", "input", "tokens", "temperature", "top-k", "top-p", "stop", "seed"),
         examples=('contexture generate runs/gpt --prompt "Once upon a time" --tokens 80 --temperature 0.8',),
     ),
     "score": Command(

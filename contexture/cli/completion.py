@@ -7,7 +7,8 @@ from contexture.cli.argv import find_option
 from contexture.cli.commands import COMMANDS, Command
 from contexture.cli.help import options_of
 from contexture.cli.options import Option
-from contexture.train.config import FAMILIES, Run
+from contexture.train.config import Run
+from contexture.train.families import FAMILIES
 
 FILES, WORDS = "files", "words"
 _ANYWHERE = ("--help", "--json", "--debug", "--version")

@@ -129,9 +129,10 @@ def _clearer(line: str, argv: list[str], command: str, options: dict[str, Option
         expected = [
             f"--{option.name} {option.metavar}"
             for option in options.values()
-            if option.default is dataclasses.MISSING and not option.positional
+            if option.default is dataclasses.MISSING
+            and not option.positional
             and not any(word.partition("=")[0].replace("_", "-") in option.flags for word in argv)
-        ]  # fmt: skip
+        ]
         expected = expected or [option.name.upper() for option in options.values() if option.positional]
         return f"{command} needs {' and '.join(expected)}: contexture {command} {COMMANDS[command].usage}"
     if match := re.match(r"(--[\w.-]+): Could not find valid parse for arguments: \[(.*)\]", line):

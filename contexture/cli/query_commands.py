@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from contexture.train.evaluation.predict import Predictor
 
 logger = logging.getLogger(__name__)
-_FIGURES = (
-    "tokens", "loss", "perplexity", "pseudo_perplexity", "forward_perplexity", "backward_perplexity", "unknown"
-)  # fmt: skip
+_FIGURES = ("tokens", "loss", "perplexity", "pseudo_perplexity", "forward_perplexity", "backward_perplexity", "unknown")
 """What a page of scores shows of them."""
 
 
@@ -106,19 +104,8 @@ def generate_command(argv: list[str]) -> StreamingResult:
             started = True
 
         with Signals("stopped") as signals:
-            texts = open(request.run, checkpoint_of(request.step)).generate(
-                prompts,
-                tokens=request.tokens,
-                temperature=request.temperature,
-                top_k=request.top_k,
-                top_p=request.top_p,
-                top_p_exclusive=request.top_p_exclusive,
-                stop=several(request.stop),
-                seed=request.seed,
-                batch=request.batch,
-                show=show_part,
-                cancel=signals,
-            )
+            model = open(request.run, checkpoint_of(request.step))
+            texts = model.continue_prompts(prompts, request, show_part, signals)
         if len(prompts) > 1:
             show("\n\n".join(text["prompt"] + text["text"] for text in texts))
         return {"run": request.run, "texts": texts}
@@ -257,18 +244,7 @@ def import_command(argv: list[str]) -> Result:
     from contexture.train.interchange.convert import import_model
 
     with Signals(NOTHING_WRITTEN) as signals:
-        imported = import_model(
-            request.format,
-            Path(request.path),
-            Path(request.to),
-            signals,
-            vocabulary=request.vocabulary,
-            lowercase={"auto": None, "yes": True, "no": False}[request.lowercase],
-            gelu=request.gelu,
-            word_splitter=request.word_splitter,
-            labels=request.labels,
-        )
-        return dict(imported)
+        return dict(import_model(request.format, Path(request.path), Path(request.to), signals, request))
 
 
 def export_command(argv: list[str]) -> Result:

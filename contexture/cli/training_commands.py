@@ -76,7 +76,7 @@ def show_command(argv: list[str]) -> Result:
         run, _, name = _recipe(argv, "show")
     import jax
 
-    from contexture.models.model import example
+    from contexture.models.families import example
     from contexture.models.shapes import count, dims_of, path_of
     from contexture.train.checkpoints.transfer import model_of, with_attention_of_this_device
     from contexture.train.mesh import find_devices
@@ -220,8 +220,10 @@ def prepare_command(argv: list[str]) -> Result:
         check_tokenizer_kind(run, tokenizer.kind)
         progress = lambda done, total: signals.check()  # noqa: E731
         shards = prepare(data, tokenizer, Path(request.to), progress, stream=run.stream)
-    splits = {name: {"documents": s.documents, "sentences": s.sentences, "tokens": s.tokens} for name, s in
-              shards.splits.items()}  # fmt: skip
+    splits = {
+        name: {"documents": s.documents, "sentences": s.sentences, "tokens": s.tokens}
+        for name, s in shards.splits.items()
+    }
     summary = {"shards": request.to, "vocab_size": tokenizer.size, "fingerprint": shards.fingerprint}
     if tokenizer.unk is not None:
         summary["unknown"] = float(shards.unigrams()[tokenizer.unk] / max(shards.unigrams().sum(), 1))

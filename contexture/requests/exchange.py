@@ -6,10 +6,11 @@ from typing import Annotated, Literal
 import tyro
 
 from contexture.requests.arguments import DIR, FILE, RUN, STEP, check_place
+from contexture.train.interchange.import_options import ImportOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportRequest:
+class ImportRequest(ImportOptions):
     """A published model as a run."""
 
     format: tyro.conf.Positional[Literal["hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm", "vectors"]]
@@ -24,18 +25,7 @@ class ImportRequest:
     to: Annotated[str, RUN]
     """The folder of the run to write."""
     vocabulary: Annotated[str, FILE] = ""
-    """Another vocabulary than the one beside the model. For bilm: the words of a softmax to train; without it,
-    those that lie beside the model, or none."""
-    lowercase: Literal["auto", "yes", "no"] = "auto"
-    """Whether a BERT lower-cases text, or words are looked up among vectors in lower case; auto is what the files say,
-    else no where the vocabulary has capitals."""
     labels: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME …")] = ()
-    """Names for the classes of a classifier or a tagger, in their order: files often have LABEL_0, LABEL_1, … alone."""
-    gelu: Literal["erf", "tanh"] = "erf"
-    """Which gelu a model of bert-tf was trained with; its files do not say."""
-    word_splitter: Literal["auto", "spaces", "punctuation"] = "auto"
-    """How text is split into words: at spaces, as the original ELMo reads tokenised text, or punctuation off as well.
-    auto: spaces for bilm, punctuation for vectors."""
 
     def __post_init__(self) -> None:
         check_place(self.to)

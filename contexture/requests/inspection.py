@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from contexture.analysis.options import ProbeOptions, SensesOptions
 from contexture.requests.arguments import DIR, FILE, FILES, RUN, STEP, TEXT, Place, check_effect, check_place
 from contexture.train.evaluation.request import Strings
 
@@ -38,7 +39,7 @@ class AttentionRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SensesRequest:
+class SensesRequest(SensesOptions):
     """The vectors of one word in its sentences: how they part by sense, or by cluster, layer by layer."""
 
     run: tyro.conf.Positional[Annotated[str, RUN]]
@@ -56,31 +57,20 @@ class SensesRequest:
     """The column of the word's sense. Without it, the column `sense`; where there is none, vectors are clustered."""
     header: Literal["auto", "yes", "no"] = "auto"
     """Whether tsv and csv begin with the names of their columns."""
-    ignore_case: bool = False
-    """Take the word in upper and lower case."""
-    clusters: int = 0
-    """The number of clusters where senses are not given; 0 chooses it by silhouette."""
-    adjust_anisotropy: bool = False
-    """Report similarities above that of two different words too: the vectors of a layer lie in a narrow cone."""
     static: Annotated[str, FILE] = ""
     """A file of static vectors (word2vec, GloVe, fastText *.vec), whose vector of the word is shown beside."""
     layers: str = "all"
     """Layers to draw in a figure: all, or numbers such as `0,6,12`, where 0 is the words' own."""
     projection: Literal["pca", "tsne"] = "pca"
     """How vectors become points: principal components, or t-SNE."""
-    max_occurrences: int = 1000
-    """The most occurrences to compute; of more, a random sample."""
-    seed: int = 0
-    """The seed of samples, clusters and t-SNE."""
     theme: Literal["light", "dark"] = "light"
     """The colours of a *.png or a *.pdf. A page and an *.svg follow their reader."""
-    batch: int = 64
-    """Sentences at a time."""
     step: Annotated[str, STEP] = ""
     """The checkpoint to use: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
     newest good one."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.to:
             check_place(self.to, self.input, self.static)
         check_effect(self, ("projection",), bool(self.to), "a page or a figure; give --to page.html")
@@ -89,12 +79,6 @@ class SensesRequest:
         check_effect(self, ("theme",), self.to.endswith(_THEMED), "a *.png or a *.pdf; give --to figure.png")
         if not self.word.strip():
             raise ValueError("word= is empty; give a word: --word bank")
-        if self.clusters < 0 or self.clusters == 1:
-            raise ValueError(f"clusters={self.clusters} is not a number of at least 2; 0 chooses it by silhouette")
-        if self.max_occurrences < 2:
-            raise ValueError(f"max-occurrences={self.max_occurrences} is not a number of at least 2")
-        if self.batch < 1:
-            raise ValueError(f"batch={self.batch} is not a positive number of sentences")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +128,7 @@ class CompareRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeRequest:
+class ProbeRequest(ProbeOptions):
     """What each layer of a run knows of labelled spans, by small probes on its frozen vectors."""
 
     runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN …")]]
@@ -161,41 +145,17 @@ class ProbeRequest:
     to: Annotated[str, DIR]
     """The folder to write probe.json and figures to. It keeps the results of earlier calls beside the new ones."""
     layers: Annotated[str, tyro.conf.arg(metavar="all|each|N,…")] = "all"
-    """The layers that probes read. all: a mix of all, and mixes of the layers up to each one. each: a probe for each
-    layer alone. Numbers such as `3` or `0,2`: one probe, on a mix of these; 0 is the words' own layer."""
     step: Annotated[tuple[str, ...], tyro.conf.arg(metavar="N …|best|all")] = ()
     """The steps of checkpoints to probe, `best`, or `all`. Without it, the one that `predict` takes."""
-    control: bool = True
-    """Probe a control task too, labels drawn for each word type, of which selectivity is the distance."""
-    epochs: int = 20
-    """The most epochs of a probe."""
-    patience: int = 3
-    """Epochs without a better F1 on dev after which a probe's training stops."""
-    lr: float = 1e-3
-    """The learning rate of Adam, which is constant."""
-    batch: int = 64
-    """Spans, or pairs of spans, of a training step."""
-    seed: int = 0
-    """The seed of initial parameters, the order of examples and the control task."""
-    seeds: int = 1
-    """How often each probe is trained, with seeds from --seed on. Of several, tables have the mean and the deviation of
-    each figure, and the figures drawn are those of the first."""
     table: Annotated[str, FILE] = ""
     """A file to write the main figures of this call to, a row for each task: *.tex (LaTeX), *.csv or *.md."""
     theme: Literal["light", "dark"] = "light"
     """The colours of *.png and *.pdf. An *.svg follows its reader."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.runs:
             raise ValueError("probe needs runs: contexture probe RUN … --train FILE --dev FILE --to DIR")
         check_place(self.to)
         if self.table:
             check_place(self.table, self.train, self.dev, self.test, option="table")
-        for name in ("epochs", "patience", "batch", "seeds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} is not a number of at least 1")
-        if not 0 < self.lr < float("inf"):
-            raise ValueError(f"lr={self.lr} is not above 0")
-        if not 0 <= self.seed <= 2**31 - self.seeds:
-            last = f" to {self.seed + self.seeds - 1}" if self.seeds > 1 else ""
-            raise ValueError(f"seed={self.seed}{last} is not in [0, 2^31); give a smaller --seed")

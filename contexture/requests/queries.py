@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from contexture.models.config import Sampling
+from contexture.analysis.options import GenerateOptions
 from contexture.requests.arguments import DIR, FILE, FILES, RUN, STEP, TEXT, TEXTS, Place, check_effect, check_place
 from contexture.train.evaluation.request import EvaluationOptions, Strings
 
@@ -95,7 +95,7 @@ class FillRequest:
 
 
 @dataclass(frozen=True)
-class GenerationRequest:
+class GenerationRequest(GenerateOptions):
     """Continuations of prompts, from a GPT."""
 
     run: tyro.conf.Positional[Annotated[Place, RUN]]
@@ -105,22 +105,7 @@ class GenerationRequest:
     _: KW_ONLY
     input: Annotated[str, FILE] = ""
     """A file with a prompt in each line, in place of --prompt."""
-    tokens: int = 0
-    """The most tokens to generate; 0 is 64, or as many as the model takes."""
-    temperature: float = 1.0
-    """How freely tokens are sampled: 0 takes always the most probable one, 1 the model's own probabilities."""
-    top_k: int = 0
-    """Sample from the k most probable tokens; 0 is from all."""
-    top_p: float = 1.0
-    """Sample from the most probable tokens that together reach this probability (nucleus sampling); 1 is from all."""
-    top_p_exclusive: bool = False
-    """Leave out the token with which --top-p is reached, as GPT-2's code does."""
     stop: Annotated[Strings, TEXTS] = ()
-    """Texts before which the generation ends."""
-    seed: int = 0
-    """The seed of the random numbers; the same seed gives the same text."""
-    batch: int = 16
-    """Prompts at a time."""
     step: Annotated[str, STEP] = ""
     """The checkpoint to use: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
     newest good one."""
@@ -132,12 +117,7 @@ class GenerationRequest:
         given = isinstance(self.prompt, str) or bool(self.prompt)  # also one prompt that is empty
         if given == bool(self.input):
             raise ValueError("give --prompt TEXT, or --input FILE with a prompt in each line")
-        _ = self.sampling
-
-    @property
-    def sampling(self) -> Sampling:
-        """How tokens are sampled. Raises: ValueError for options out of range."""
-        return Sampling(self.temperature, self.top_k, self.top_p, self.top_p_exclusive)
+        super().__post_init__()
 
 
 @dataclass(frozen=True)

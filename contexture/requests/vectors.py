@@ -5,37 +5,9 @@ from typing import Annotated, Literal
 
 import tyro
 
+from contexture.analysis.options import VectorOptions
 from contexture.requests.arguments import FILE, RUN, STEP, TEXT, TEXTS, Place, check_place
 from contexture.train.evaluation.request import Strings
-
-
-@dataclass(frozen=True, kw_only=True)
-class VectorOptions:
-    """How texts become vectors."""
-
-    pool: Literal["mean-words", "mean", "last", "cls"] = "mean-words"
-    """How a sentence's vector comes from those of its tokens. mean: of all tokens. mean-words: without a BERT's [CLS]
-    and [SEP]. last: the last of these. cls: a BERT's [CLS]."""
-    layers: str = "last"
-    """The layer to take: last, a number from 0, which is the words' own, or mix: all of them with the weights that a
-    fine-tuned run has learned (--head.mix all)."""
-    whiten: bool = False
-    """Whiten the vectors: mean 0, and the same variance in each direction (Su et al. 2021)."""
-    dimensions: int = 0
-    """Keep so many directions of whitened vectors, those of most variance first; 0 keeps all."""
-    batch: int = 64
-    """Sentences at a time."""
-    step: Annotated[str, STEP] = ""
-    """The checkpoint to use: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
-    newest good one."""
-
-    def __post_init__(self) -> None:
-        if self.dimensions < 0:
-            raise ValueError(f"dimensions={self.dimensions} is not a number of directions; 0 keeps all")
-        if self.dimensions and not self.whiten:
-            raise ValueError("dimensions= is for whitened vectors; give --whiten too, or leave --dimensions out")
-        if self.batch < 1:
-            raise ValueError(f"batch={self.batch} is not a positive number of sentences")
 
 
 @dataclass(frozen=True)
@@ -55,6 +27,10 @@ class NeighboursRequest(VectorOptions):
     """A word of --text: search for words in their sentences, the nearest to this one in its own."""
     top: int = 10
     """How many neighbours to list."""
+
+    step: Annotated[str, STEP] = ""
+    """The checkpoint to use: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
+    newest good one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,6 +64,10 @@ class SimilarityRequest(VectorOptions):
     """The column of the score. Without it, one with a usual name, where there is one."""
     header: Literal["auto", "yes", "no"] = "auto"
     """Whether tsv and csv begin with the names of their columns."""
+
+    step: Annotated[str, STEP] = ""
+    """The checkpoint to use: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
+    newest good one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

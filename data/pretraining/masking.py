@@ -2,6 +2,7 @@
 (create_pretraining_data.py, create_masked_lm_predictions; Devlin et al. 2018, section 3.1)."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +23,29 @@ class Masked:
     weights: NDArray[np.float32]
 
 
+class Masking(NamedTuple):
+    """How sequences are masked.
+
+    seed             of the run
+    predictions      the most slots of a sequence, P
+    masked_fraction  the share of a sequence's tokens that is masked
+    mask             the id of [MASK]
+    vocab            how many ids there are
+    """
+
+    seed: int
+    predictions: int
+    masked_fraction: float
+    mask: int
+    vocab: int
+
+
 def bert_masking(
     tokens_BL: I32,
     candidates_BL: NDArray[np.bool_],
     lengths_B: I64,
     numbers_B: I64,
-    *,
-    seed: int,
-    predictions: int,
-    masked_fraction: float,
-    mask: int,
-    vocab: int,
+    masking: Masking,
 ) -> Masked:
     """Chooses min(P, max(1, round(length · fraction))) of a sequence's candidates; 80 % of them become [MASK], 10 % any
     id of the vocabulary, and 10 % stay as they are.
@@ -45,7 +58,7 @@ def bert_masking(
     out.
     """
     B, L = tokens_BL.shape
-    P = predictions
+    P, seed = masking.predictions, masking.seed
     # The original shuffles the candidates and takes the first `count`. The same choice without a generator that walks
     # from sequence to sequence: each place draws a number of its own, and the `count` smallest are chosen.
     choice_B = rng.random_bits(rng.key(rng.MASK_CHOICE, seed), numbers_B)
@@ -55,7 +68,7 @@ def bert_masking(
     # [CLS], [SEP] and padding get the largest number, which is never chosen.
     lots_BL[~candidates_BL] = np.uint64(0xFFFFFFFFFFFFFFFF)
     # rint rounds halves to even, as Python's round does in the original.
-    count_B = np.minimum(P, np.maximum(1, np.rint(lengths_B * masked_fraction).astype(np.int64)))
+    count_B = np.minimum(P, np.maximum(1, np.rint(lengths_B * masking.masked_fraction).astype(np.int64)))
     count_B = np.minimum(count_B, candidates_BL.sum(1))
     # partition finds the P smallest without sorting all L; the count-th of them is the last number chosen.
     smallest_BP = np.partition(lots_BL, P - 1, axis=1)[:, :P] if P < L else lots_BL.copy()
@@ -78,7 +91,7 @@ def bert_masking(
     # original. Numbered 3 · place + part, they belong to the place, whatever other slots are chosen.
     action_B = rng.random_bits(rng.key(rng.MASK_ACTION, seed), numbers_B)
     first, second, third = (rng.random_bits(action_B[rows], 3 * columns + part) for part in range(3))
-    replaced = np.where(rng.uniform(second) < 0.5, labels, rng.randint(third, vocab))
+    replaced = np.where(rng.uniform(second) < 0.5, labels, rng.randint(third, masking.vocab))
     tokens = tokens_BL.copy()
-    tokens[rows, columns] = np.where(rng.uniform(first) < 0.8, mask, replaced)
+    tokens[rows, columns] = np.where(rng.uniform(first) < 0.8, masking.mask, replaced)
     return Masked(tokens, slots_BP, labels_BP, used_BP.astype(np.float32))

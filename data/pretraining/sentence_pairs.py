@@ -20,7 +20,7 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, SpanPairs, bert_pair, truncate_randomly
-from contexture.data.pretraining.masking import bert_masking
+from contexture.data.pretraining.masking import Masking, bert_masking
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import atomic_file
 from contexture.data.tokenizers.base import Tokenizer
@@ -44,8 +44,9 @@ _KEPT = 3
 """Windows, and orders of epochs, that are kept planned: readers that run ahead are in two or three at a time."""
 _GUESS = 32
 """Sentences whose lengths are read first to find where a random span ends."""
-_PLANNED = np.dtype([(name, np.int64) for name in
-                     ("a_start", "a_length", "b_start", "b_length", "b_target", "is_random")])  # fmt: skip
+_PLANNED = np.dtype(
+    [(name, np.int64) for name in ("a_start", "a_length", "b_start", "b_length", "b_target", "is_random")]
+)
 """A sequence as `_walk` appends it to an array of whole numbers; the fields are those of Plan."""
 
 
@@ -351,17 +352,8 @@ class PairBatches:
         pairs = truncate_randomly(self.stream.pairs(numbers), numbers, length=config.length, seed=self.seed)
         tokenizer = wordpiece(self.tokenizer)
         batch = bert_pair(self.shards.read, pairs, tokenizer, config.length)
-        masked = bert_masking(
-            batch["tokens"],
-            batch.pop("candidates"),
-            batch.pop("lengths"),
-            numbers,
-            seed=self.seed,
-            predictions=config.slots,
-            masked_fraction=config.masked_fraction,
-            mask=tokenizer.mask,
-            vocab=tokenizer.size,
-        )
+        masking = Masking(self.seed, config.slots, config.masked_fraction, tokenizer.mask, tokenizer.size)
+        masked = bert_masking(batch["tokens"], batch.pop("candidates"), batch.pop("lengths"), numbers, masking)
         batch["tokens"], batch["slots"], batch["labels"] = masked.tokens, masked.slots, masked.labels
         batch["slot_weights"] = masked.weights
         batch["is_random"] = pairs.is_random.astype(np.int32)

@@ -9,16 +9,15 @@ from numpy.typing import NDArray
 
 from contexture.data import rng
 from contexture.data.binary_files import I64
-from contexture.data.config import WORD_FAMILIES, DataConfig, Family, TaskConfig
+from contexture.data.config import DataConfig, Family, TaskConfig
 from contexture.data.errors import DataError
+from contexture.data.families.base import TextFamily
+from contexture.data.families.registry import TEXT_FAMILIES
 from contexture.data.layouts import (
     Batch,
     SpanPairs,
-    bert_pair,
     both_orders,
-    check_tokenizer,
     elmo_words,
-    gpt_pair,
     kept_tokens,
     truncate_longest_first,
     word_lines,
@@ -33,16 +32,7 @@ from contexture.data.tasks.tables import counted
 from contexture.data.tasks.tagging.document_context import context_tokens, own_tags
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, MAX_BYTES
-from contexture.data.tokenizers.wordpiece import wordpiece
 
-SEQUENCES: dict[Family, dict[str, str]] = {
-    "bert": {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"},
-    "gpt": {"tokens": "i32 BL", "mask": "i32 BL", "next": "i32 BL", "next_weights": "f32 BL"},
-    "elmo": {"types": "i32 RW", "index": "i32 BL", "mask": "i32 BL"},
-    "vectors": {"tokens": "i32 BL", "mask": "i32 BL"},
-}
-"""The arrays of sequences, by family. next: the token that follows each; next_weights: sum to 1 over a sequence. types:
-the characters of each distinct word of the whole batch; index: the row of a word."""
 ANSWERS = {
     "classify": {"labels": "i32 B", "weights": "f32 B", "valid": "f32 B"},
     "regress": {"targets": "f32 B", "valid": "f32 B"},
@@ -58,10 +48,11 @@ fewer alternatives than others; weights: that of an example, or of the piece tha
 
 def task_fields(kind: str, family: Family, symmetric: bool = False, pair: bool = False) -> dict[str, str]:
     """Returns the arrays of a task's batch. Where an example has several sequences (a choice's alternatives, the two
-    orders of a pair, the two texts of a pair in WORD_FAMILIES), they are BAL: `task_fields("choice", "bert")["tokens"]`
-    → `i32 BAL`."""
-    sequences = SEQUENCES[family]
-    if kind == "choice" or symmetric or (pair and family in WORD_FAMILIES):
+    orders of a pair, the two texts of a pair where words are read), they are BAL: `task_fields("choice",
+    "bert")["tokens"]` → `i32 BAL`."""
+    text = TEXT_FAMILIES[family]
+    sequences = {**text.sequences, **text.own_tokens}
+    if kind == "choice" or symmetric or (pair and text.reads_words):
         sequences = {name: spec.replace("BL", "BAL") for name, spec in sequences.items()}
     return {**sequences, **ANSWERS[kind]}
 
@@ -83,7 +74,7 @@ class _Reader:
 
     split: ExampleSplit
     tokenizer: Tokenizer
-    family: Family
+    text: TextFamily
     lengths: tuple[int, ...]
     """Those that batches are padded to, ascending."""
     weights_C: NDArray[np.float32]
@@ -95,7 +86,7 @@ class _Reader:
     def __post_init__(self) -> None:
         """Raises: DataError where the vocabulary lacks the family's special tokens, or a sequence has no room for
         them."""
-        check_tokenizer(self.family, self.tokenizer)
+        self.text.check_task_vocabulary(self.tokenizer)
         if self.lengths[-1] < SHORTEST:
             raise DataError(
                 f"data.length={self.lengths[-1]} has no room for a pair of texts and its special tokens; "
@@ -113,13 +104,13 @@ class _Reader:
         if split.documents is None or split.tags is None:
             return np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         # + 2: the special tokens at the two ends of a sequence, which an ELMo counts too.
-        return context_tokens(rows, split.documents, split.tags, self.length - 2, at_ends=self.family == "gpt")
+        return context_tokens(rows, split.documents, split.tags, self.length - 2, at_ends=self.text.is_causal)
 
     def read(self, numbers: I64, chosen: I64 | None = None) -> Batch:
         """Returns the examples with these numbers as a batch, or the chosen rows of it. The length is that of the whole
         batch, and where words are read by their characters, so are `types`: every device has the same."""
         length = self.length_of(numbers)
-        if self.family in WORD_FAMILIES:
+        if self.text.reads_words:
             return self._words(numbers, np.arange(len(numbers)) if chosen is None else chosen, length)
         split, rows = self.split, self.split.take(numbers if chosen is None else numbers[chosen])
         count = len(rows) // split.choices
@@ -131,11 +122,7 @@ class _Reader:
         pairs = SpanPairs(begin, a_length, middle, b_length, np.zeros(len(rows), bool))
         # Both orders first: a pair and its reverse are each cut for themselves, since b gives on a tie.
         pairs = truncate_longest_first(both_orders(pairs) if split.symmetric else pairs, length)
-        batch: Batch
-        if self.family == "gpt":
-            batch = gpt_pair(split.tokens.read, pairs, self.tokenizer, length)
-        else:
-            batch = bert_pair(split.tokens.read, pairs, wordpiece(self.tokenizer), length)
+        batch = self.text.lay_out(split.tokens.read, pairs, self.tokenizer, length)
         text_BL = batch.pop("candidates")
         del batch["lengths"]
         # An example's sequences stand below each other: BAL are the same numbers in the same order.
@@ -207,7 +194,7 @@ class _Reader:
         labels = spans.labels.read(numbers, np.ones(len(numbers), np.int64))
         batch: Batch = {"weights": (labels["start"] != UNSPELLED).astype(np.float32)}
         for field, end in (("starts", "start"), ("ends", "end")):
-            places = token_places(rows, labels[end].astype(np.int64), self.family in WORD_FAMILIES)
+            places = token_places(rows, labels[end].astype(np.int64), self.text.reads_words)
             batch[field] = np.where(labels[end] >= 0, places, 0).astype(np.int32)
         return batch
 
@@ -242,7 +229,8 @@ class TaskBatches:
         weights_C = class_weights(task, store.labels, store.counts)
         self.lengths = batch_lengths(split, sequence_length(config, split.longest), config.batch, shuffled=True)
         """Tokens of a sequence: a batch has the least that holds its longest example."""
-        self._reader = _Reader(split, tokenizer, family, self.lengths, weights_C, config.word_types, config.length)
+        text = TEXT_FAMILIES[family]
+        self._reader = _Reader(split, tokenizer, text, self.lengths, weights_C, config.word_types, config.length)
         self._features: FeatureFiles | None = None
         self._orders: dict[int, I64] = {}
         self._lock = threading.Lock()
@@ -332,10 +320,10 @@ class HeldOutTask:
         """weights_C: the weight of each label in the loss (all 1 if None). lengths: tokens of a sequence, as
         TaskBatches.lengths; (): those that suit the examples. rules: how the answer to a question is chosen."""
         self.fields = task_fields(split.kind, family, split.symmetric, split.pair)
-        self.shift = int(family in WORD_FAMILIES)
+        self.text = TEXT_FAMILIES[family]
+        self.shift = int(self.text.reads_words)
         """1 where no special token stands before the text, so that a word stands a place earlier than its piece."""
         self.tokenizer, self.batch, self.split = tokenizer, batch, split
-        self.family: Family = family
         self.rules = rules or AnswerRules()
         self.count = split.count
         self.steps = -(-split.examples // batch)
@@ -345,7 +333,7 @@ class HeldOutTask:
             lengths = batch_lengths(split, sequence_length(config, split.longest), batch, shuffled=False)
         self.lengths = lengths
         weights_C = ones_C if weights_C is None else weights_C
-        self._reader = _Reader(split, tokenizer, family, lengths, weights_C, config.word_types, config.length)
+        self._reader = _Reader(split, tokenizer, self.text, lengths, weights_C, config.word_types, config.length)
         self._features: FeatureFiles | None = None
         self._sorted: dict[int, I64] = {}
         self._lock = threading.Lock()

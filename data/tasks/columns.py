@@ -269,8 +269,11 @@ class _Names:
             raise self._unclear("alternatives", "choices", several)
         ((stem, group),) = groups.items()
         # In objects, few questions may have as many alternatives as the longest list.
-        others = {match[2]: name for name in self.table.rare
-                  if (match := _CHOICE.fullmatch(name.lower())) and match[1] == stem}  # fmt: skip
+        others = {
+            match[2]: name
+            for name in self.table.rare
+            if (match := _CHOICE.fullmatch(name.lower())) and match[1] == stem
+        }
         while (number := max(group) + 1) and str(number) in others:
             group[number] = others[str(number)]
             self.names = (*self.names, group[number])

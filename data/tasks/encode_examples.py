@@ -185,8 +185,9 @@ class _Writer:
             if not chunk:
                 continue
             encoded = encode_chunk(
-                chunk, self.task.kind, self.tokenizer, self.labels, file, report, self.layout, self.context, self.window
+                chunk, self.task.kind, self.tokenizer, self.labels, report, self.layout, self.context, self.window
             )
+            encoded.rows["file"] = file
             self.pair = same_shape(encoded, self.pair, chunk[0].origin)
             if self.task.symmetric and not self.pair:
                 raise DataError(

@@ -17,8 +17,9 @@ from contexture.data.tasks.labels import Labels, alternatives, answer
 from contexture.data.tasks.spans.span_store import spans_in_memory
 from contexture.data.tasks.spans.windows import SpanChunk, SpanLayout, span_windows
 from contexture.data.tasks.tagging.document_offsets import offsets_in_memory
-from contexture.data.tasks.word_alignment import cut_words, encode_checked, unknown_ids
+from contexture.data.tasks.word_alignment import cut_words
 from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.checked_text import encode_checked, unknown_ids
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.word_level import Words
 
@@ -112,15 +113,17 @@ def encode_chunk(
     kind: str,
     tokenizer: Tokenizer | OpenVocabulary,
     labels: Labels,
-    file: int,
     report: FileReport | None = None,
     layout: SpanLayout | None = None,
     context: Context = "sentence",
     window: int = 0,
 ) -> EncodedChunk:
     """Tokenises examples and numbers their answers. A text or a word without a piece is read as the unknown token,
-    which `report` counts. layout: of questions, the sequences that they are laid out in. context:
-    data.context. window: the most tokens of a row, where texts are read in windows (`window_of`).
+    which `report` counts. The file's number stays 0, for the caller to set.
+
+    layout   of questions, the sequences that they are laid out in
+    context  data.context
+    window   the most tokens of a row, where texts are read in windows (`window_of`)
 
     Raises: DataError with file:line for an unknown label, a number that is none, too few or too many alternatives.
     """
@@ -128,11 +131,9 @@ def encode_chunk(
     choices = int(alternatives(chunk, labels).max()) if kind == "choice" else 1
     lines = np.array([int(example.origin.rpartition(":")[2]) for example in chunk])
     if layout is not None:
-        return _encode_questions([x for x in chunk if isinstance(x, QuestionExample)], tokenizer, file, lines, report,
-                                 layout)  # fmt: skip
+        return _encode_questions([x for x in chunk if isinstance(x, QuestionExample)], tokenizer, lines, report, layout)
     rows = np.full(len(chunk) * choices, -1, ROW)
-    rows["file"] = file
-    rows["line"] = np.repeat(lines, choices)
+    rows["file"], rows["line"] = 0, np.repeat(lines, choices)
 
     tags: list[list[int]] | None = None
     documents: I64 | None = None
@@ -191,14 +192,13 @@ def _laid_out(rows: Rows, pieces: Sequence[Sequence[int]]) -> NDArray[np.uint32]
 def _encode_questions(
     chunk: Sequence[QuestionExample],
     tokenizer: Tokenizer | OpenVocabulary,
-    file: int,
     lines: I64,
     report: FileReport,
     layout: SpanLayout,
 ) -> EncodedChunk:
     windows = span_windows(chunk, tokenizer, layout, report)
     rows = np.full(len(windows.tokens), -1, ROW)
-    rows["file"], rows["line"] = file, lines[windows.owners]
+    rows["file"], rows["line"] = 0, lines[windows.owners]
     rows["b"], rows["answer"] = windows.seconds, windows.owners
     return EncodedChunk(rows, _laid_out(rows, windows.tokens), None, 1, windows.chunk)
 
@@ -257,7 +257,20 @@ def in_memory(
         encoded.spans.examples, encoded.spans.windows, encoded.spans.places, encoded.spans.labels
     )
     return ExampleSplit(
-        kind, labels, (source,), count, longest, rows, tokens, tags, choices, symmetric, char_ids, spans,
-        documents=documents, by_words=by_words, windows=windows,
+        kind,
+        labels,
+        (source,),
+        count,
+        longest,
+        rows,
+        tokens,
+        tags,
+        choices,
+        symmetric,
+        char_ids,
+        spans,
+        documents=documents,
+        by_words=by_words,
+        windows=windows,
         texts=0 if encoded.owners is None else int(encoded.owners[-1]) + 1,
-    )  # fmt: skip
+    )

@@ -83,18 +83,24 @@ class FileReport:
         """Warns of odd rows, a line for each kind. Raises: as `check`."""
         self.check()
         if self.left_out:
-            logger.warning(f"{self.name}: left out {self.left_out:,} of {self.rows:,} rows; the first: "
-                f"{self._first_left_out}")  # fmt: skip
+            logger.warning(
+                f"{self.name}: left out {self.left_out:,} of {self.rows:,} rows; the first: {self._first_left_out}"
+            )
         if self.empty:
-            logger.warning(f"{self.name}: {_times(self.empty, 'empty text')} read as unknown; the first is at "
-                f"{self._first_empty}")  # fmt: skip
+            logger.warning(
+                f"{self.name}: {_times(self.empty, 'empty text')} read as unknown; the first is at {self._first_empty}"
+            )
         if self.unspelled:
             count = _times(self.unspelled, "word or text", "words or texts")
-            logger.warning(f"{self.name}: {count} with no letter that the vocabulary can spell, read as unknown; "
-                           f"the first is {self._unspelled}")  # fmt: skip
+            logger.warning(
+                f"{self.name}: {count} with no letter that the vocabulary can spell, read as unknown; "
+                f"the first is {self._unspelled}"
+            )
         if self.quoted:
-            logger.warning(f'{self.name}: {_times(self.quoted, "field")} in double quotes; a *.tsv has no quoting, so '
-                "the quotes are read as text; if they are CSV quoting, save the file as *.csv")  # fmt: skip
+            logger.warning(
+                f"{self.name}: {_times(self.quoted, 'field')} in double quotes; a *.tsv has no quoting, so "
+                "the quotes are read as text; if they are CSV quoting, save the file as *.csv"
+            )
         if self.cut_questions:
             mend = "" if self.every_row else "; raise --task.question-length, or --data.length"
             logger.warning(f"{self.name}: truncated {_times(self.cut_questions, 'question')}{mend}")

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 from contexture.data.config import Context
-from contexture.data.errors import DataError
 from contexture.data.layouts import GPT_SPECIALS
 from contexture.data.tasks.examples import Tagged
 from contexture.data.tasks.file_report import FileReport
 from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.checked_text import encode_checked, unknown_ids
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
-from contexture.data.tokenizers.word_level import UNK, WordNumbers
+from contexture.data.tokenizers.word_level import WordNumbers
 
 
 def cut_words(
@@ -66,44 +66,3 @@ def cut_words(
         places.append(place)
     report.count_tokens([" ".join(example.words) for example in examples], sequences)
     return sequences, places
-
-
-def unknown_ids(tokenizer: Tokenizer | OpenVocabulary) -> list[int]:
-    """Returns the ids of a text or a word without a piece: the unknown token; where a vocabulary has none, a space,
-    else its first token."""
-    if isinstance(tokenizer, OpenVocabulary):
-        return tokenizer.number([UNK])
-    if tokenizer.unk is not None and tokenizer.unk >= 0:
-        return [tokenizer.unk]
-    try:
-        return tokenizer.encode([" "])[0] or [0]
-    except DataError:  # a vocabulary of characters without it
-        return [0]
-
-
-def check_characters(text: str, origin: str) -> None:
-    """Raises: DataError with the origin of a text that no UTF-8 file could hold: one with half a character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = f"half a character, U+{ord(text[error.start]):04X}, at place {error.start}"
-        raise DataError(f"{origin}: {half}; give text in UTF-8") from None
-
-
-def encode_checked(
-    texts: Sequence[str], origins: Sequence[str], tokenizer: Tokenizer | OpenVocabulary
-) -> list[list[int]]:
-    """Returns the pieces of texts. Raises: DataError with the origin of a text that the vocabulary cannot spell."""
-    try:
-        return tokenizer.encode(texts)
-    except (DataError, TypeError, UnicodeEncodeError):
-        # The error of a batch does not say which text it was: they are tried one by one.
-        for text, origin in zip(texts, origins, strict=True):
-            if not isinstance(text, str):
-                raise DataError(f"{origin}: {text!r} is no text") from None
-            check_characters(text, origin)
-            try:
-                tokenizer.encode([text])
-            except DataError as error:
-                raise DataError(f"{origin}: {error}") from None
-        raise

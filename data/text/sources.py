@@ -39,8 +39,12 @@ _WANTED = {
 _PLAIN = re.compile(r"|\.(txt|text|raw|tokens|md|\d+)|\.(txt|text|[a-z]{2})-\d+-of-\d+")
 """Suffixes of plain text, as the usual corpora have them: wiki.train.tokens, news.en-00001-of-00100, text8."""
 _KNOWN = "*.txt, *.jsonl, *.json (also with .gz, .bz2, .xz or .zst), *.parquet, *.arrow and *.feather"
-_TABLES = {".tsv": "a table of examples", ".csv": "a table of examples", ".conll": "words with tags",
-           ".conllu": "words with tags"}  # fmt: skip
+_TABLES = {
+    ".tsv": "a table of examples",
+    ".csv": "a table of examples",
+    ".conll": "words with tags",
+    ".conllu": "words with tags",
+}
 CHUNK = 1 << 16
 """Characters of a document after which `chunks` gives what it has, at the end of a line."""
 _BATCH = 1 << 19

@@ -161,8 +161,10 @@ def learn_sentencepiece(texts: Iterable[str], size: int, kind: str) -> SentenceP
             minloglevel=3,
         )
     except RuntimeError:
-        raise DataError(f"a vocabulary of {size} has no room for tokens beside 256 bytes, 4 other tokens and the "
-                        "characters of the text; give a larger size") from None  # fmt: skip
+        raise DataError(
+            f"a vocabulary of {size} has no room for tokens beside 256 bytes, 4 other tokens and the "
+            "characters of the text; give a larger size"
+        ) from None
     return SentencePiece(model.getvalue())
 
 

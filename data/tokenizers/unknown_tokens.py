@@ -37,9 +37,10 @@ def _marked() -> re.Pattern[str]:
 
 
 _ACCENTS = tuple(
-    chr(code) for first, end in ((0x300, 0x370), (0x1AB0, 0x1B00), (0x1DC0, 0x1E00), (0x20D0, 0x2100))
+    chr(code)
+    for first, end in ((0x300, 0x370), (0x1AB0, 0x1B00), (0x1DC0, 0x1E00), (0x20D0, 0x2100))
     for code in range(first, end)
-)  # fmt: skip
+)
 _ENOUGH = 1 << 22
 """Characters of a text in which its script shows."""
 

@@ -91,9 +91,7 @@ def gather_words(kernel_VJ: jax.Array, bias_V: jax.Array, batch: Mapping[str, ja
     return [WordRows(*parts) for parts in zip(*(_split(x, batch) for x in arrays), strict=True)]
 
 
-def sampled_loss(
-    x_BLJ: jax.Array, labels: WordRows, negatives: WordRows, tries: jax.Array, vocab: int
-) -> jax.Array:  # fmt: skip
+def sampled_loss(x_BLJ: jax.Array, labels: WordRows, negatives: WordRows, tries: jax.Array, vocab: int) -> jax.Array:
     """Cross entropy of each next word (labels, BL) against S negatives that the whole batch shares, in nats: f32 BL.
 
     As TensorFlow's sampled_softmax_loss (remove_accidental_hits=True): logit(k) = x·kernel_k + bias_k -

@@ -218,10 +218,14 @@ GPT1_HF, GPT2_HF = GPT1_HF_FORMAT.table(("lm",)), GPT2_HF_FORMAT.table(("lm",))
 # GPT as openai/gpt-2 and finetune-transformer-lm name it. Kernels are [1, in, out]: those of a convolution over one
 # position.
 _GPT_TF_LAYER = (
-    *(("attn/c_attn/w", f"attention/{ours}/kernel", f"XD({part}HK) -> DHK")
-      for ours, part in (("query", "q"), ("key", "k"), ("value", "v"))),
-    *(("attn/c_attn/b", f"attention/{ours}/bias", f"({part}HK) -> HK")
-      for ours, part in (("query", "q"), ("key", "k"), ("value", "v"))),
+    *(
+        ("attn/c_attn/w", f"attention/{ours}/kernel", f"XD({part}HK) -> DHK")
+        for ours, part in (("query", "q"), ("key", "k"), ("value", "v"))
+    ),
+    *(
+        ("attn/c_attn/b", f"attention/{ours}/bias", f"({part}HK) -> HK")
+        for ours, part in (("query", "q"), ("key", "k"), ("value", "v"))
+    ),
     ("attn/c_proj/w", "attention/out/kernel", "X(HK)D -> HKD"),
     ("attn/c_proj/b", "attention/out/bias", "D -> D"),
     ("ln_1/g", "attention_norm/scale", "D -> D"),
@@ -232,7 +236,7 @@ _GPT_TF_LAYER = (
     ("mlp/c_proj/b", "ffn/out/bias", "D -> D"),
     ("ln_2/g", "ffn_norm/scale", "D -> D"),
     ("ln_2/b", "ffn_norm/bias", "D -> D"),
-)  # fmt: skip
+)
 
 
 def _gpt_tf(name: str, tokens: str, positions: str, final: tuple[Row, ...] = ()) -> CheckpointFormat:

@@ -233,9 +233,7 @@ def _conv_max_backward(saved: Residuals, dy_RF: jax.Array) -> tuple[jax.Array, j
     x_RPX, kernel_XF, invalid_PF = saved
     (R, P, X), F = x_RPX.shape, kernel_XF.shape[1]
 
-    def backward_chunk(
-        dkernel_XF: jax.Array, chunk: tuple[jax.Array, jax.Array]
-    ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    def backward_chunk(dkernel_XF: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         x_RPX, dy_RF = chunk
         y_RPF = _conv(x_RPX, kernel_XF, invalid_PF)
         # Positions that tie for the maximum share its gradient equally.

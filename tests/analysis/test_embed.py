@@ -14,6 +14,8 @@ import pytest
 
 import contexture
 from contexture.analysis.embed import embed as vectors_of
+from contexture.analysis.layer_numbers import layer_numbers
+from contexture.analysis.options import EmbedOptions
 from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.train.run.signals import Signals
 from tests.conftest import ROOT
@@ -50,7 +52,7 @@ def opened(elmo_run: Path) -> Opened:
 @pytest.fixture(scope="module")
 def whole(opened: Opened) -> list[np.ndarray]:
     """Every line's vectors, all layers, seven lines at a time."""
-    return list(vectors_of(*opened, [line.split() for line in TEXT], batch=7))
+    return list(vectors_of(*opened, [line.split() for line in TEXT], EmbedOptions(batch=7)))
 
 
 def _embed(run: Path, file: Path, to: Path, *options: object) -> dict[str, Any]:
@@ -96,7 +98,7 @@ def test_a_word_that_is_cut_is_its_first_bytes(opened: Opened, whole):
     """Within a character too. All other lines stay, since a batch of another shape may round otherwise."""
     lines = [line.split() for line in TEXT]
     lines[2] = ["a", "very" * 12, "word", "and", "ä" * 24]
-    assert np.array_equal(list(vectors_of(*opened, lines, batch=7))[2], whole[2])
+    assert np.array_equal(list(vectors_of(*opened, lines, EmbedOptions(batch=7)))[2], whole[2])
 
 
 def near(got: np.ndarray, expected: np.ndarray) -> None:
@@ -108,24 +110,25 @@ def near(got: np.ndarray, expected: np.ndarray) -> None:
 
 @pytest.mark.parametrize("batch", [1, 64])
 def test_the_batch_changes_no_vector(opened: Opened, whole, batch):
-    for got, expected in zip(vectors_of(*opened, map(str.split, TEXT), batch=batch), whole, strict=True):
+    for got, expected in zip(vectors_of(*opened, map(str.split, TEXT), EmbedOptions(batch=batch)), whole, strict=True):
         near(got, expected)
 
 
 @pytest.mark.long
 def test_layers_and_pools_are_parts_of_all(opened: Opened, whole):
     lines = [line.split() for line in TEXT]
-    for layers, chosen in (("last", 2), ("0,2", [0, 2]), ("1", [1]), ("2,0", [2, 0])):
-        for got, expected in zip(vectors_of(*opened, lines, layers=layers, batch=7), whole, strict=True):
-            near(got, expected[chosen])
+    for layers in ("last", "0,2", "1", "2,0"):
+        numbers = layer_numbers(layers, 2)
+        for got, expected in zip(vectors_of(*opened, lines, EmbedOptions(layers=numbers, batch=7)), whole, strict=True):
+            near(got, expected[{"last": [2], "0,2": [0, 2], "1": [1], "2,0": [2, 0]}[layers]])
     for pool in ("mean", "mean-words", "last"):
-        for got, expected in zip(vectors_of(*opened, lines, pool=pool, batch=7), whole, strict=True):
+        for got, expected in zip(vectors_of(*opened, lines, EmbedOptions(pool=pool, batch=7)), whole, strict=True):
             assert got.shape == (3, 12)
             if expected.shape[1]:
                 assert_close(got, expected[:, -1] if pool == "last" else expected.mean(1), rtol=0, atol=1e-6)
             else:
                 assert not got.any()
-    assert next(vectors_of(*opened, lines, layers="last", pool="mean", batch=7)).shape == (12,)
+    assert next(vectors_of(*opened, lines, EmbedOptions(layers=(2,), pool="mean", batch=7))).shape == (1, 12)
 
 
 def test_lines_are_alone_unless_the_model_is_stateful(elmo_run, opened: Opened, tmp_path):
@@ -250,10 +253,10 @@ def test_sorted_by_length_sentences_keep_their_order_and_their_vectors(opened, p
     monkeypatch.setattr("contexture.analysis.embed._WINDOW", 12)
     rng, words = np.random.default_rng(3), " ".join(TEXT).split()[:12]
     sentences: list[list[str]] = [rng.choice(words, int(40 * x**3)).tolist() for x in rng.random(70)]
-    together = list(vectors_of(opened[0], opened[1], opened[2], sentences, pool=pool, batch=4))
+    together = list(vectors_of(opened[0], opened[1], opened[2], sentences, EmbedOptions(pool=pool, batch=4)))
     assert len(together) == len(sentences)
     for sentence, vectors in zip(sentences[:16], together, strict=False):
-        (alone,) = vectors_of(opened[0], opened[1], opened[2], [sentence], pool=pool)
+        (alone,) = vectors_of(opened[0], opened[1], opened[2], [sentence], EmbedOptions(pool=pool))
         assert vectors.shape == alone.shape == (3, *([len(sentence)] if pool == "none" else []), 12)
         assert sentence or not alone.any()
         if alone.any():

@@ -11,14 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import contexture
-from contexture.analysis.generate import _settled_length, finish, generate, stream
+from contexture.analysis.generate import _settled_length, finish, stream
+from contexture.analysis.options import GenerateOptions
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.byte_pair import learn_byte_bpe
 from contexture.data.visible import visible
 from contexture.models import decode
 from contexture.models.config import BertConfig, GptConfig, Sampling
-from contexture.models.model import build
+from contexture.models.families import build
 from contexture.train.run_file import read
 from tests.helpers.commands import done, json_of
 from tests.helpers.long import long
@@ -44,8 +45,15 @@ def writer() -> Opened:
     return model, random_parameters(model, batch, deviation=CONFIG.init_std), tokenizer
 
 
-def write(writer: Opened, prompts: list[str], how: Sampling = Sampling(), **more: Any) -> list[str]:  # noqa: B008
-    return [line["text"] for line in generate(*writer, prompts, how, **{"tokens": 12, **more})]
+def generate(model: Any, params: Any, tokenizer: Any, prompts: list[str], **options: Any) -> list[Any]:
+    return finish(stream(model, params, tokenizer, prompts, GenerateOptions(**options)))
+
+
+def write(writer: Opened, prompts: list[str], **options: Any) -> list[str]:
+    return [line["text"] for line in generate(*writer, prompts, **{"tokens": 12, **options})]
+
+
+GREEDY: Any = {"temperature": 0.0}
 
 
 @pytest.mark.long
@@ -59,8 +67,7 @@ def test_a_text_does_not_depend_on_its_batch(writer: Opened):
 @pytest.mark.long
 def test_the_likeliest_text_does_not_depend_on_its_batch(writer: Opened):
     prompts = ["the cat", "a", "the queen paints two apples. the", "my"]
-    greedy = Sampling(temperature=0.0)
-    assert write(writer, prompts, greedy) == write(writer, prompts, greedy, batch=1)
+    assert write(writer, prompts, **GREEDY) == write(writer, prompts, **GREEDY, batch=1)
 
 
 def test_greedy_is_the_likeliest_token_of_the_whole_text_read_anew(writer: Opened):
@@ -74,37 +81,37 @@ def test_greedy_is_the_likeliest_token_of_the_whole_text_read_anew(writer: Opene
         if ids[-1] == tokenizer.end:
             ids.pop()
             break
-    assert write(writer, ["the cat"], Sampling(temperature=0.0))[0] == tokenizer.decode(ids)[len("the cat") :]
+    assert write(writer, ["the cat"], **GREEDY)[0] == tokenizer.decode(ids)[len("the cat") :]
 
 
 def test_a_prompt_that_is_too_long_loses_its_first_tokens(writer: Opened):
     tokenizer = writer[2]
     prompts = [TEXT * 3, "the cat"]
-    cut, whole = generate(*writer, prompts, Sampling(temperature=0.0), tokens=12, truncate=True)
+    cut, whole = generate(*writer, prompts, **GREEDY, tokens=12, truncate=True)
     ids = tokenizer.encode([TEXT * 3])[0]
     assert cut.get("truncated") == len(ids) - (CONFIG.length - 12) > 0 and whole.get("truncated") == 0
     rest = tokenizer.decode(ids[-(CONFIG.length - 12) :])
-    assert cut["text"] == write(writer, [rest], Sampling(temperature=0.0))[0] and cut["prompt"] == prompts[0]
-    assert whole["text"] == write(writer, ["the cat"], Sampling(temperature=0.0))[0]
+    assert cut["text"] == write(writer, [rest], **GREEDY)[0] and cut["prompt"] == prompts[0]
+    assert whole["text"] == write(writer, ["the cat"], **GREEDY)[0]
     with pytest.raises(DataError, match="prompt 0: 1 tokens and 48 to be written are more than the 48 that the model"):
-        generate(*writer, prompts, Sampling(), tokens=48, truncate=True)
+        generate(*writer, prompts, tokens=48, truncate=True)
 
 
 def test_a_text_ends_at_the_end_token_before_a_stop_text_or_at_its_length(writer: Opened):
     model, params, tokenizer = writer
     table = np.array(params["backbone"]["embeddings"]["tokens"])
-    free = generate(*writer, ["the"], Sampling(temperature=0.0), tokens=20)[0]
+    free = generate(*writer, ["the"], **GREEDY, tokens=20)[0]
     assert free["stopped"] == "length" and free["tokens"] == 20
     word = free["text"][5:8]
     pieces: list[str] = []
-    work = stream(*writer, ["the"], Sampling(temperature=0.0), tokens=20, stop=[word, "never"])
+    work = stream(*writer, ["the"], GenerateOptions(temperature=0.0, tokens=20, stop=(word, "never")))
     cut = finish(work, lambda part: pieces.append(part[1]))[0]
     assert cut["stopped"] == "stop" and cut["text"] == free["text"][: free["text"].index(word)] == "".join(pieces)
     ids = np.array(tokenizer.encode(["the" + free["text"]])[0])
     table[tokenizer.end] = table[ids[-1]] * 3  # the end is now likelier than that token
     backbone = params["backbone"]
     ends = {"backbone": {**backbone, "embeddings": {**backbone["embeddings"], "tokens": table}}}
-    ended = generate(model, ends, tokenizer, ["the"] * 3, Sampling(top_k=2), tokens=40, seed=1)
+    ended = generate(model, ends, tokenizer, ["the"] * 3, top_k=2, tokens=40, seed=1)
     assert any(line["stopped"] == "end" and line["tokens"] < 40 for line in ended)
 
 
@@ -218,14 +225,14 @@ def test_mistakes_of_writing_and_scoring_are_one_clear_line(writer: Opened):
 
 def test_an_empty_prompt_begins_a_document_where_there_is_a_token_for_it(writer: Opened):
     model, params, tokenizer = writer
-    assert write(writer, [""], Sampling(temperature=0.0))[0]
+    assert write(writer, [""], **GREEDY)[0]
 
     class Endless:
         end, size, pad = None, tokenizer.size, 0
         encode, decode = staticmethod(tokenizer.encode), staticmethod(tokenizer.decode)
 
     with pytest.raises(DataError, match="prompt 0 has no token, and the vocabulary has none that a text could begin"):
-        generate(model, params, Endless(), [""], Sampling())  # pyright: ignore[reportArgumentType]
+        generate(model, params, Endless(), [""])
 
 
 def test_the_commands_write_and_score(gpt_run, capsys, tmp_path):

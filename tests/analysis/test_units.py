@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from contexture.analysis.embed import embed
+from contexture.analysis.options import EmbedOptions
 from contexture.analysis.results import TextCounts
 from contexture.analysis.scoring.gpt import GptScorer
 from contexture.analysis.scoring.scorer import Prediction
@@ -15,7 +16,7 @@ from contexture.data.errors import DataError
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import BertConfig, GptConfig
-from contexture.models.model import build, example
+from contexture.models.families import build, example
 from tests.helpers.parity_rule import assert_close, close
 from tests.helpers.random_runs import random_parameters
 from tests.helpers.scoring import score_texts
@@ -119,10 +120,10 @@ def test_pools_of_a_bert_are_of_the_tokens_that_their_names_say():
     fields = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"}
     params = random_parameters(model, example(fields, {"B": 1, "L": 8}))
     lines = [[2, 5, 6, 7, 3], [2, 9, 3]]
-    (whole, short) = embed(model, params, tokenizer, lines, batch=2)
+    (whole, short) = embed(model, params, tokenizer, lines, EmbedOptions(batch=2))
     assert whole.shape == (3, 5, 8) and short.shape == (3, 3, 8)
     pooled = {
-        pool: list(embed(model, params, tokenizer, lines, pool=pool, batch=2))
+        pool: list(embed(model, params, tokenizer, lines, EmbedOptions(pool=pool, batch=2)))
         for pool in ("mean", "mean-words", "last", "cls")
     }
     for row, vectors in enumerate((whole, short)):
@@ -130,7 +131,7 @@ def test_pools_of_a_bert_are_of_the_tokens_that_their_names_say():
         assert_close(pooled["mean-words"][row], vectors[:, 1:-1].mean(1), rtol=1e-6, atol=1e-6)
         assert np.array_equal(pooled["last"][row], vectors[:, -2])
         assert np.array_equal(pooled["cls"][row], vectors[:, 0])
-    (top, _) = embed(model, params, tokenizer, lines, layers="last", batch=2)
-    assert np.array_equal(top, whole[2])
-    (chosen, _) = embed(model, params, tokenizer, lines, layers="2,0", batch=2)
+    (top, _) = embed(model, params, tokenizer, lines, EmbedOptions(layers=(2,), batch=2))
+    assert np.array_equal(top, whole[2:])
+    (chosen, _) = embed(model, params, tokenizer, lines, EmbedOptions(layers=(2, 0), batch=2))
     assert np.array_equal(chosen, whole[[2, 0]])

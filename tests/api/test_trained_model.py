@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import contexture
-from contexture.analysis.neighbours.sentence_vectors import Pooling, sentence_vectors
+from contexture.analysis.neighbours.sentence_vectors import sentence_vectors
+from contexture.analysis.options import VectorOptions
 from contexture.analysis.trained_model import TrainedModel
 from contexture.data.errors import DataError
 from contexture.data.layouts import text_batch
@@ -87,7 +88,7 @@ def test_similarity_is_the_cosine(models):
         ("bert", lambda m, words: m.fill([f"{words} [MASK]"] * 2)),
         ("bert", lambda m, words: m.attention(words)),
         ("bert", lambda m, words: m.senses("the", [words, f"{words} ."])),
-        ("bert", lambda m, words: next(sentence_vectors(m, [words], Pooling()))),
+        ("bert", lambda m, words: next(sentence_vectors(m, [words], VectorOptions()))),
         ("gpt", lambda m, words: m.generate([words] * 2, tokens=1)),
     ],
 )
@@ -219,7 +220,10 @@ def test_columns_of_the_real_libraries_are_lists(models):
         (lambda m: m["elmo"].embed("\ud800"), "text 0: half a character, U+D800, at place 0"),
         (lambda m: m["elmo"].embed([["a", "\ud800"]], of="words"), "text 0: half a character, U+D800, at place 2"),
         (lambda m: m["elmo"].score("a \ud800"), "document 0: half a character, U+D800, at place 2"),
-        (lambda m: next(sentence_vectors(m["bert"], ["\ud800"], Pooling())), "the text: half a character, U+D800"),
+        (
+            lambda m: next(sentence_vectors(m["bert"], ["\ud800"], VectorOptions())),
+            "the text: half a character, U+D800",
+        ),
         (lambda m: m["bert"].predict("a"), "was pretrained and not fine-tuned for a task"),
         (
             lambda m: m["bert"].embed("a", of="words", pool="mean"),

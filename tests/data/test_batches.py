@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.data import rng
-from contexture.data.batches import check_fields, iterate, open_held_out
+from contexture.data.batches import check_fields, iterate
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
+from contexture.data.open_batches import open_held_out
 from contexture.data.pretraining import split_table
 from contexture.data.pretraining.sentence_pairs import FIELDS, HeldOutPairs, PairBatches
 from contexture.data.pretraining.shards import Shards

@@ -15,6 +15,7 @@ from contexture.models.config import GptConfig
 from contexture.models.gpt import causal_biases
 from contexture.models.layers.attention import flash, gpu_kernel, reference, tpu_kernel
 from contexture.models.layers.attention.mask import PADDED, AttentionMask
+from contexture.models.layers.attention.reference import WeightDropout
 from contexture.models.layers.dropout import DropoutKey, dropout_key
 
 KERNELS: dict[str, ModuleType] = {"tpu": tpu_kernel, "gpu": gpu_kernel, "tpu_long": tpu_kernel}
@@ -131,7 +132,7 @@ def kernel_program(kernel: Tiled, case: Case) -> Callable[[Arrays, AttentionMask
     module: Any = kernel
 
     def run(arrays: Arrays, mask: AttentionMask, key: DropoutKey) -> Any:
-        made: Any = dict(kernel=module, interpret=True, rate=case.rate, site=4, dropout_key=key)
+        made: Any = dict(kernel=module, interpret=True, dropped=WeightDropout(case.rate, key, 4))
         return gradients(lambda q, k, v: flash.attend(q, k, v, mask, **made), arrays)
 
     return jax.jit(run, compiler_options=_OPTIONS)
@@ -140,8 +141,8 @@ def kernel_program(kernel: Tiled, case: Case) -> Callable[[Arrays, AttentionMask
 @cache
 def reference_program(case: Case) -> Callable[[Arrays, jax.Array, DropoutKey], Any]:
     def run(arrays: Arrays, bias_BHLM: jax.Array, key: DropoutKey) -> Any:
-        made: Any = dict(rate=case.rate, site=4, dropout_key=key)
-        return gradients(lambda q, k, v: reference.attend(q, k, v, bias_BHLM, **made), arrays)
+        dropped = WeightDropout(case.rate, key, 4)
+        return gradients(lambda q, k, v: reference.attend(q, k, v, bias_BHLM, dropped), arrays)
 
     return jax.jit(run, compiler_options=_OPTIONS)
 

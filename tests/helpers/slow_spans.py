@@ -53,21 +53,20 @@ def n_best(
     context: str,
     places: Places,
     inside: Sequence[Sequence[int]],
-    starts: Sequence[dict[int, float]],
-    ends: Sequence[dict[int, float]],
+    scores: Sequence[tuple[dict[int, float], dict[int, float]]],
     null: Sequence[float],
     *,
     count: int,
     longest: int,
     unanswerable: bool,
 ) -> list[tuple[str, float]]:
-    """The best answers and their scores. starts, ends: for each window the scores of its places in their order, by
-    token; what is no part of the context (special tokens, the question) has a negative number."""
+    """The best answers and their scores. scores: for each window those of its places as start and as end, in their
+    order, by token; what is no part of the context (special tokens, the question) has a negative number."""
     prelim = []
     for number, window in enumerate(inside):
         tops = []
-        for scores in (starts[number], ends[number]):
-            order = sorted(scores, key=lambda token: -scores[token])  # of equals the first place
+        for own in scores[number]:
+            order = sorted(own, key=lambda token, own=own: -own[token])  # of equals the first place
             tops.append(order[:count])
         for start in tops[0]:
             for end in tops[1]:
@@ -75,7 +74,7 @@ def n_best(
                     continue
                 if most_context(start, inside) != number or end < start or end - start + 1 > longest:
                     continue
-                prelim.append((places[start][0], places[end][1], starts[number][start] + ends[number][end]))
+                prelim.append((places[start][0], places[end][1], scores[number][0][start] + scores[number][1][end]))
     if unanswerable:
         prelim.append((0, 0, min(null)))
     answers: list[tuple[str, float]] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from contexture.models.model import example
+from contexture.models.families import example
 from contexture.train.checkpoints.transfer import model_of
 from contexture.train.errors import ConfigError
 from contexture.train.interchange.huggingface_export import hf_files

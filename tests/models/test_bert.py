@@ -12,8 +12,9 @@ import pytest
 from contexture.models.bert import Block
 from contexture.models.config import BertConfig
 from contexture.models.encoding import Encoding
+from contexture.models.families import build
 from contexture.models.layers.dropout import dropout_key
-from contexture.models.model import Model, Outputs, build
+from contexture.models.model import Model, Outputs
 from contexture.models.shapes import path_of
 from contexture.train.losses import cross_entropy
 from contexture.train.objectives import MlmNsp, loss

@@ -7,7 +7,7 @@ import pytest
 
 from contexture.models import decode
 from contexture.models.config import GptConfig, Sampling
-from contexture.models.model import build, example
+from contexture.models.families import build, example
 
 SHARES = np.array([0.4, 0.3, 0.2, 0.06, 0.04])
 LOGITS = jnp.asarray(np.log(SHARES)[None], jnp.float32)

@@ -18,8 +18,8 @@ from contexture.data.tokenizers.elmo_char_ids import words_from_char_ids
 from contexture.data.tokenizers.word_level import SPECIAL, Words
 from contexture.models.config import ElmoConfig
 from contexture.models.elmo import DIRECTIONS, sizes
+from contexture.models.families import build, example
 from contexture.models.layers.char_cnn import CharCnn
-from contexture.models.model import build, example
 from contexture.train import mesh as meshes
 from contexture.train.config import Run
 from contexture.train.losses import means

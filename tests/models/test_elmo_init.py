@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from contexture.models.config import ElmoConfig
-from contexture.models.model import build, example
+from contexture.models.families import build, example
 from contexture.models.shapes import by_path
 from contexture.train.config import Run
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes

@@ -13,9 +13,10 @@ from jax.sharding import AxisType, NamedSharding
 
 from contexture.models import decode
 from contexture.models.config import GptConfig
+from contexture.models.families import build
 from contexture.models.heads import chunked_softmax as softmax
 from contexture.models.layers.dropout import dropout_key
-from contexture.models.model import Outputs, build
+from contexture.models.model import Outputs
 from contexture.models.shapes import by_path
 from contexture.models.sharding import partition_spec
 from contexture.train.losses import cross_entropy

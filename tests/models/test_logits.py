@@ -12,9 +12,10 @@ import pytest
 from contexture.data.tasks.example_store import ROW
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
 from contexture.models.encoding import Encoding
+from contexture.models.families import build
 from contexture.models.heads.chunked_softmax import next_token_loss
 from contexture.models.layers.blocks import Linear
-from contexture.models.model import Outputs, build
+from contexture.models.model import Outputs
 from contexture.models.shapes import path_of
 from contexture.train.evaluation.predictions import PredictionCollector
 from contexture.train.losses import Sum, cross_entropy, has_best

@@ -14,8 +14,9 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from contexture.configs import recipes
+from contexture.data.families.registry import TEXT_FAMILIES
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, VectorsConfig
-from contexture.models.model import FAMILIES, build, example
+from contexture.models.families import build, example, family_of
 from contexture.models.shapes import LETTERS, PARAMETER_DIMS, by_path, check, count, dims_of, path_of
 from contexture.models.sharding import MESH_AXES, RULES, constrain, partition_spec
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
@@ -147,7 +148,7 @@ def test_every_parameter_has_dims(names):
     """Exactly one row matches (dims_of raises otherwise), with the right rank and, by letter, the right size."""
     for name, shapes in ((name, _parameters(name)) for name in names):
         c = recipes()[name]().model
-        sizes = FAMILIES[type(c)].sizes(c, 2)
+        sizes = family_of(c).sizes(c, 2)
         for path, shape in shapes.items():
             check(np.broadcast_to(np.float32(0), shape), dims_of(path), **sizes)
 
@@ -155,10 +156,10 @@ def test_every_parameter_has_dims(names):
 def test_every_parameter_of_static_vectors_has_dims():
     config = VectorsConfig(vocab=9, hidden=4)
     model = build(config, ("tag",), 3, HeadConfig(mix="words", cells=2, crf=True))
-    batch = example({**FAMILIES[VectorsConfig].fields, "tags": "i32 BL"}, {"B": 1, "L": 8})
+    batch = example({**TEXT_FAMILIES["vectors"].sequences, "tags": "i32 BL"}, {"B": 1, "L": 8})
     shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), batch)["params"])
     for path, x in by_path(shapes).items():
-        check(np.broadcast_to(np.float32(0), x.shape), dims_of(path), **FAMILIES[VectorsConfig].sizes(config, 3))
+        check(np.broadcast_to(np.float32(0), x.shape), dims_of(path), **family_of(config).sizes(config, 3))
     assert by_path(shapes)["backbone/embeddings/tokens"].shape == (9, 4)
 
 

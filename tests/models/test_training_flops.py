@@ -15,7 +15,7 @@ import pytest
 from contexture.configs import recipe
 from contexture.models import bert, elmo, gpt, vectors
 from contexture.models.config import VectorsConfig
-from contexture.models.model import build, example
+from contexture.models.families import build, example
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
 from contexture.train.plan.flops import traced_flops
 from tests.models.test_shapes import _parameters

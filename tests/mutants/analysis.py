@@ -56,7 +56,7 @@ ANALYSIS = (
         "analysis/attention/write_page.py",
         ("page.weights-rounded-off", "np.round(one.weights * 10**decimals)", "(one.weights * 10**decimals)",
          f"{_PAGE}test_a_page_holds_the_maps_rounded_as_it_says"),
-        ("page.band-of-dense-layers", "n % 2 == 0 for n in", "n % 2 == 1 for n in",
+        ("page.band-of-dense-layers", "if n % 2 == 0 else 0", "if n % 2 == 1 else 0",
          f"{_PAGE}test_a_page_says_which_layers_are_banded"),
     ),
     *mutants_of(
@@ -148,7 +148,7 @@ ANALYSIS = (
     ),
     *mutants_of(
         "analysis/probing/probe.py",
-        ("probe.seeds-are-one", "seed=training.seed + n)", "seed=training.seed)",
+        ("probe.seeds-are-one", "seed=how.seed + n,", "seed=how.seed,",
          "analysis/probing/test_probe_runs.py::test_several_seeds_have_mean_and_deviation_of_probes_trained_alone"),
     ),
     *mutants_of(
@@ -210,8 +210,11 @@ ANALYSIS = (
         ("embed.cls-elsewhere", '(0 * behind_B1 if pool == "cls" else', '(0 * behind_B1 + 1 if pool == "cls" else',
          _UNITS),
         ("embed.sorted-vectors", "vectors[place] = own[", "vectors[row] = own[", _SORTED),
-        ("embed.last-is-first", "list(range(top + 1)) if layers == \"all\" else [top]",
-         "list(range(top + 1)) if layers == \"all\" else [0]", _UNITS),
+    ),
+    *mutants_of(
+        "analysis/layer_numbers.py",
+        ("embed.last-is-first", "return (top,) if layers", "return (0,) if layers",
+         "api/test_trained_model.py"),
     ),
     *mutants_of(
         "analysis/generate.py",

@@ -213,7 +213,7 @@ TASKS = (
          "data/tasks/test_odd_rows.py::test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work"),
         ("tables.most-of-a-short-file", "self.rows // 10", "self.rows",
          "data/tasks/test_odd_rows.py::test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work"),
-        ("tables.first-odd-of-any-kind", 'f"{self._first_left_out}")', 'f"{self._odd[0]}")',
+        ("tables.first-odd-of-any-kind", 'the first: {self._first_left_out}"', 'the first: {self._odd[0]}"',
          "data/tasks/test_odd_rows.py::test_each_kind_of_odd_row_is_told_with_its_own_first_place"),
     ),
     *mutants_of(

@@ -386,7 +386,7 @@ TRAINING = (
         "configs/gpt.py",
         ("recipes.gpt3-warm-up", "round(375e6 / tokens)", "round(3.75e6 / tokens)",
          "configs/test_recipes_published.py"),
-        ("recipes.gpt2-b2", 'final_lr=0.1, warmup=2_000, b2=0.95', 'final_lr=0.1, warmup=2_000, b2=0.999',
+        ("recipes.gpt2-b2", 'warmup=2_000,\n            b2=0.95', 'warmup=2_000,\n            b2=0.999',
          "configs/test_recipes_published.py"),
     ),
     *mutants_of(

@@ -14,11 +14,11 @@ import pytest
 
 from contexture.models import elmo
 from contexture.models.config import ElmoConfig
+from contexture.models.families import build
 from contexture.models.heads.sampled_softmax import SITE
 from contexture.models.interchange.name_tables import bilm
 from contexture.models.interchange.renaming import to_ours, to_theirs
 from contexture.models.layers.dropout import dropout, dropout_key
-from contexture.models.model import build
 from contexture.train.objectives import OBJECTIVES, loss
 from contexture.train.optim.optimizers import optimizer
 from contexture.train.options import OptimConfig

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from contexture.models.config import GptConfig
+from contexture.models.families import build
 from contexture.models.layers.dropout import dropout_key
-from contexture.models.model import build
 from contexture.train.objectives import OBJECTIVES, WithLmLoss, loss
 from contexture.train.optim.optimizers import learning_rate, optimizer
 from contexture.train.options import OptimConfig

@@ -14,7 +14,7 @@ from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.layouts import bert_texts
 from contexture.data.tokenizers.byte_pair import BYTES, ByteBPE, Gpt1BPE
 from contexture.models.config import GptConfig
-from contexture.models.model import example
+from contexture.models.families import example
 from contexture.train.checkpoints.transfer import model_of
 from contexture.train.config import Run
 from contexture.train.interchange.huggingface_export import hf_files

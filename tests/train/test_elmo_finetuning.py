@@ -160,7 +160,7 @@ def test_mistakes_are_one_line(task_files: Path, tmp_path: Path, capsys):
         (["layers", str(ELMO)], "mixes no layers"),
         (["layers"], "layers needs runs"),
         (["layers", str(ELMO), "--to", "x.gif"], "x.gif: a figure ends in .png, .svg or .pdf"),
-        (["fill", str(ELMO), "--text", "a [MASK]"], "this run is an ELMo"),
+        (["fill", str(ELMO), "--text", "a [MASK]"], "not an ELMo, which gives vectors"),
     ):
         assert cli.main(words) == 2, words
         error = capsys.readouterr().err.strip().splitlines()[-1]

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from contexture.data.batches import Batches, open_batches
+from contexture.data.batches import Batches
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.layouts import with_task_tokens
+from contexture.data.open_batches import open_batches
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tasks.encode_examples import encode
 from contexture.data.text.sources import expand, texts

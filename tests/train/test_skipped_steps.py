@@ -10,7 +10,7 @@ import pytest
 
 from contexture.data.config import DataConfig
 from contexture.models.config import BertConfig, ElmoConfig
-from contexture.models.model import build, example
+from contexture.models.families import build, example
 from contexture.train import mesh as meshes
 from contexture.train.config import Run
 from contexture.train.losses import Sum

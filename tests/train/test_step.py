@@ -11,7 +11,7 @@ import pytest
 from contexture.configs import recipe
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.models.config import BertConfig, HeadConfig
-from contexture.models.model import build
+from contexture.models.families import build
 from contexture.models.shapes import by_path, path_of
 from contexture.train import mesh as meshes
 from contexture.train import programs

@@ -14,9 +14,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from contexture.models.config import TransformerConfig
+from contexture.models.families import build
 from contexture.models.interchange.renaming import nested
 from contexture.models.layers.stacked import unstack_layers
-from contexture.models.model import Model, build
+from contexture.models.model import Model
 from contexture.models.shapes import Params, by_path, dims_of, path_of
 from contexture.train import mesh as meshes
 from contexture.train import run_file
@@ -235,9 +236,9 @@ def begin_from(
 def _source_vocab_size(run: Run, folder: Path, record: RunRecord, vocab_size: int) -> int:
     """Returns how many tokens of the new vocabulary the source was trained on.
 
-    Only a GPT's task adds tokens, those that mark its sequences (Radford et al. 2018, section 3.3).
+    A task may add tokens, those that mark a GPT's sequences (Radford et al. 2018, section 3.3).
     """
-    adds_tokens = run.family == "gpt" and run.task.kind != "off"
+    adds_tokens = bool(run.text.task_tokens) and run.task.kind != "off"
     return read_tokenizer(folder, record).size if adds_tokens else vocab_size
 
 

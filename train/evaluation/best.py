@@ -36,12 +36,14 @@ def value_to_minimise(metric: str, figures: dict[str, float]) -> float:
     Raises ConfigError for a metric that was not measured, or whose better direction is not known.
     """
     if metric not in figures:
-        raise ConfigError(f"evaluate.metric={metric} is not measured{did_you_mean(metric, figures)}; there are "
-                          + ", ".join(figures))  # fmt: skip
+        raise ConfigError(
+            f"evaluate.metric={metric} is not measured{did_you_mean(metric, figures)}; there are " + ", ".join(figures)
+        )
     if metric not in metrics.BETTER:
         known = ", ".join(name for name in figures if name in metrics.BETTER)
-        raise ConfigError(f"evaluate.metric={metric} has no direction, lower or higher, in which it is better; "
-                          f"choose one of {known}")  # fmt: skip
+        raise ConfigError(
+            f"evaluate.metric={metric} has no direction, lower or higher, in which it is better; choose one of {known}"
+        )
     return metrics.rank(metric, figures[metric])
 
 

@@ -24,7 +24,8 @@ from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tasks.spans.answer_rules import answer_rules
 from contexture.data.tokenizers.word_level import StaticWords
-from contexture.models.model import Model, Outputs, example
+from contexture.models.families import example
+from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params
 from contexture.train import mesh as meshes
 from contexture.train import run_file

@@ -14,9 +14,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from contexture.data.batches import HeldOut, open_held_out
+from contexture.data.batches import HeldOut
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import TaskConfig
+from contexture.data.open_batches import open_held_out
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import partial_beside
 from contexture.data.tasks.batches import HeldOutTask

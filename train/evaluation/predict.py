@@ -206,11 +206,11 @@ class Predictor:
         window = window_of(self.run.task, limit)
         if window and any(isinstance(example, Pair) for example in given):
             raise DataError(f"{origin}: a pair of texts, and the run reads single texts, in windows; give one text")
-        encoded = encode_chunk(given, kind, numbers, labels, 0, self.report, layout, context, window)
+        encoded = encode_chunk(given, kind, numbers, labels, self.report, layout, context, window)
         same_shape(encoded, self.pair, origin)
         if before or after:
             # What is odd in them is reported with their own chunks.
-            parts = [encode_chunk(x, kind, numbers, labels, 0, context=context) if x else None for x in (before, after)]
+            parts = [encode_chunk(x, kind, numbers, labels, context=context) if x else None for x in (before, after)]
             encoded = with_context(parts[0], encoded, parts[1])
         char_ids = numbers.char_ids() if isinstance(numbers, OpenVocabulary) else None
         names = tuple(labels.numbers) if kind == "choice" else self.labels

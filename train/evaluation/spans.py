@@ -7,7 +7,6 @@ from typing import NotRequired, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data.config import WORD_FAMILIES
 from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.example_store import Rows
 from contexture.data.tasks.examples import QuestionExample
@@ -84,7 +83,7 @@ class SpanCollector:
         # The token of each place in the sequence, -1 for special tokens and padding.
         tokens = np.arange(len(places), dtype=np.int64)
         token_at = np.full(self.held_out.length + 1, -1)
-        token_at[token_places(np.repeat(row, len(places)), tokens, self.held_out.family in WORD_FAMILIES)] = tokens
+        token_at[token_places(np.repeat(row, len(places)), tokens, self.held_out.text.reads_words)] = tokens
         starts, ends = token_at[outputs["start_places"]], token_at[outputs["end_places"]]
         good = {}
         for name, at in (("start", starts), ("end", ends)):

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from contexture.models.model import FAMILIES, Model, Outputs
+from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params
 from contexture.models.sharding import constrain
 from contexture.train.config import Run
@@ -65,4 +65,4 @@ def make_encoder(model: Model, run: Run) -> Encoder:
             added = {name: x.reshape(*tokens.shape[:2], *x.shape[1:]) for name, x in added.items()}
         return {name: constrain(x, fields[name].partition(" ")[2]) for name, x in added.items()}
 
-    return Encoder(fields, layers, tuple(FAMILIES[type(run.model)].fields), jax.jit(encode))
+    return Encoder(fields, layers, tuple(run.text.sequences), jax.jit(encode))

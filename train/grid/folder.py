@@ -180,8 +180,9 @@ def _check_larger(grid: Grid, old: Mapping) -> None:
     """Raises ConfigError where the grid varies other fields, or lacks a value or a seed that it was started with."""
     for name in sorted({*old["grid"]} ^ {*grid.values}):
         which = "varies" if name in old["grid"] else "does not vary"
-        raise ConfigError(f"{grid.folder} holds a grid that {which} {flag(name)}; vary the same fields, or give "
-                          "another --dir")  # fmt: skip
+        raise ConfigError(
+            f"{grid.folder} holds a grid that {which} {flag(name)}; vary the same fields, or give another --dir"
+        )
     for name, values in grid.values.items():
         given = json.loads(json.dumps(list(values)))
         missing = [value for value in old["grid"][name] if value not in given]

@@ -104,8 +104,11 @@ def _train(
 def _measure_lost(runs: Sequence[Run], signals: Signals) -> None:
     """Measures the held-out figures of runs again that metrics.jsonl has lost, and adds them to it: a mean without them
     could choose another setting."""
-    lost = [(folder, step) for folder in (Path(run.dir) for run in runs)
-            if not deciding_record(folder) and (step := deciding_step(folder)) is not None]  # fmt: skip
+    lost = [
+        (folder, step)
+        for folder in (Path(run.dir) for run in runs)
+        if not deciding_record(folder) and (step := deciding_step(folder)) is not None
+    ]
     if not lost:
         return
     from contexture.train.evaluation.evaluate import evaluate_run

@@ -22,6 +22,7 @@ from contexture.models.layers.char_cnn import CHARACTERS
 from contexture.models.shapes import Params
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
+from contexture.train.families import FAMILIES
 from contexture.train.interchange.imported_model import ImportedModel
 from contexture.train.interchange.weight_files import Tensors
 from contexture.train.options import OptimConfig
@@ -30,9 +31,13 @@ from contexture.train.run_file import Imported, RunRecord
 logger = logging.getLogger(__name__)
 
 _LSTM = {
-    "dim": int, "n_layers": int, "projection_dim": int, "cell_clip": float, "proj_clip": float,
+    "dim": int,
+    "n_layers": int,
+    "projection_dim": int,
+    "cell_clip": float,
+    "proj_clip": float,
     "use_skip_connections": bool,
-}  # fmt: skip
+}
 _CNN = {"filters": list, "n_characters": int, "max_characters_per_token": int, "activation": str}
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError)
 """What h5py raises for a file that is none, was cut off, or of which bytes are others."""
@@ -55,13 +60,17 @@ def open_bilm(path: Path, to: Path, vocabulary: str, split: str) -> ImportedMode
         run = Run(
             model=_with_vocab(config, tokenizer.size),
             data=DataConfig(
-                batch=128, length=20, split_sentences=False, vocabulary="words",
-                word_splitter=split, negatives=negatives,  # pyright: ignore[reportArgumentType]
+                batch=128,
+                length=20,
+                split_sentences=False,
+                vocabulary="words",
+                word_splitter=split,  # pyright: ignore[reportArgumentType]
+                negatives=negatives,
             ),
             optim=OptimConfig(name="adamw", schedule="linear", peak_lr=1e-3, warmup=0),
             dir=str(to),
             steps=1,
-        )  # fmt: skip
+        )
     except ValueError as error:
         raise DataError(f"{path}: {error}") from None
     missing = f"the softmax over {tokenizer.size:,} words is not in such files and was initialised randomly"
@@ -72,7 +81,7 @@ def open_bilm(path: Path, to: Path, vocabulary: str, split: str) -> ImportedMode
 
 def check_bilm_family(folder: Path, run: Run) -> None:
     """Raises: ConfigError for a run of another family."""
-    if not isinstance(run.model, ElmoConfig):
+    if FAMILIES[run.family].exports != "bilm":
         raise ConfigError(f"{folder} is no ELMo, and bilm is ELMo's format; give a run of an elmo recipe")
 
 

@@ -17,9 +17,9 @@ from contexture.data.layouts import text_batch
 from contexture.data.storage import atomic_folder, check_free, check_no_bucket, check_run_path
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.huggingface.known_options import SETTINGS
-from contexture.models.config import BertConfig, GptConfig
+from contexture.models.config import TransformerConfig
+from contexture.models.families import example
 from contexture.models.interchange.renaming import ParamMapping, check_repeats, param_mappings
-from contexture.models.model import example
 from contexture.models.shapes import Params, by_path
 from contexture.train import mesh as meshes
 from contexture.train import run_file
@@ -32,6 +32,7 @@ from contexture.train.interchange.allennlp_bilm import bilm_files, check_bilm_fa
 from contexture.train.interchange.google_openai import open_bert_tf, open_gpt1_npy, open_gpt2_tf
 from contexture.train.interchange.huggingface_export import hf_files, write_hf_weights
 from contexture.train.interchange.huggingface_import import open_hf
+from contexture.train.interchange.import_options import ImportOptions
 from contexture.train.interchange.imported_model import ImportedModel, with_labels
 from contexture.train.interchange.model_card import model_card
 from contexture.train.interchange.peft_export import check_has_adapters, peft_files, write_peft_weights
@@ -48,8 +49,6 @@ from contexture.train.run_file import RunRecord
 
 logger = logging.getLogger(__name__)
 
-IMPORTERS = ("hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm", "vectors")
-"""The formats that `import_model` reads."""
 OPENED_SIZE = 3.5
 """How many times the size of its parameters a model takes when a text is read with it: as read, held and copied."""
 _NOT_OPENED = "too little memory here to open the model whole; no text was read with it"
@@ -96,24 +95,35 @@ class ExportResult(TypedDict):
     files: list[str]
 
 
+Notes: TypeAlias = list[str]
+"""What is logged once the run is written."""
+_OPENERS: dict[str, Callable[[Path, Path, ImportOptions, Notes, CancelToken], ImportedModel]] = {
+    "hf": lambda path, to, how, notes, _: open_hf(path, to, how.vocabulary, how.lowers, notes),
+    "bert-tf": lambda path, to, how, notes, _: open_bert_tf(path, to, how.vocabulary, how.lowers, how.gelu, notes),
+    "gpt2-tf": lambda path, to, how, notes, _: open_gpt2_tf(path, to, how.vocabulary, notes),
+    "gpt1-npy": lambda path, to, how, notes, _: open_gpt1_npy(path, to, how.vocabulary, notes),
+    "bilm": lambda path, to, how, notes, _: open_bilm(
+        path, to, how.vocabulary, "spaces" if how.word_splitter == "auto" else how.word_splitter
+    ),
+    "vectors": lambda path, to, how, notes, cancel: open_vectors(
+        path, to, how.lowers, how.word_splitter, notes, cancel
+    ),
+}
+"""By format: (its files, the run's folder, options, notes, cancel) → the model."""
+IMPORTERS = tuple(_OPENERS)
+"""The formats that `import_model` reads."""
+
+
 def import_model(
     format: str,
     path: Path,
     to: Path,
     cancel: CancelToken = NEVER,
-    *,
-    vocabulary: str = "",
-    lowercase: bool | None = None,
-    gelu: str = "erf",
-    word_splitter: str = "auto",
-    labels: tuple[str, ...] = (),
+    how: ImportOptions = ImportOptions(),  # noqa: B008  # frozen
 ) -> ImportResult:
     """Writes a published model as a run at step 0. Its tensors are read one at a time; `cancel` may raise before each.
 
-    format: hf, bert-tf, gpt2-tf, gpt1-npy, bilm or vectors. path: of its files; of hf also the name of a model on the
-    hub. vocabulary: another vocabulary file than the model's own.
-    lowercase (hf, bert-tf and vectors; None: as the files say), gelu (bert-tf) and word_splitter (bilm and vectors) as
-    in the command's options. labels: names for the classes of a task, in their order.
+    format: one of IMPORTERS. path: of its files; of hf also the name of a model on the hub.
 
     Raises: DataError for damaged, missing or unknown files, and for labels that are not as many as the classes;
     ConnectionError where the hub does not answer. Then nothing is left behind.
@@ -121,20 +131,9 @@ def import_model(
     check_no_bucket(path)
     check_free(to)
     check_run_path(to, "--to")
-    notes: list[str] = []  # logged once the run is written
-    if format == "hf":
-        model = open_hf(path, to, vocabulary, lowercase, notes)
-    elif format == "bert-tf":
-        model = open_bert_tf(path, to, vocabulary, lowercase, gelu, notes)
-    elif format == "gpt2-tf":
-        model = open_gpt2_tf(path, to, vocabulary, notes)
-    elif format == "gpt1-npy":
-        model = open_gpt1_npy(path, to, vocabulary, notes)
-    elif format == "bilm":
-        model = open_bilm(path, to, vocabulary, "spaces" if word_splitter == "auto" else word_splitter)
-    else:
-        model = open_vectors(path, to, lowercase, word_splitter, notes, cancel)
-    return _write_run(to, with_labels(model, labels) if labels else model, notes, cancel)
+    notes: Notes = []
+    model = _OPENERS[format](path, to, how, notes, cancel)
+    return _write_run(to, with_labels(model, how.labels) if how.labels else model, notes, cancel)
 
 
 def export_model(
@@ -165,7 +164,7 @@ def export_model(
     files, tensors = exporter.files(record, jax.device_get(loaded.params), tokenizer)
     parameters = sum(x.size for x in jax.tree.leaves(loaded.params))
     model = record.run.model
-    if pooling and isinstance(model, BertConfig | GptConfig):
+    if pooling and isinstance(model, TransformerConfig):
         files |= {SETTINGS: with_padding(files[SETTINGS]), **sentence_files(model, pooling)}
     library = "sentence-transformers" if pooling else format
     files["README.md"] = model_card(folder, record, loaded.step, library, parameters).encode()
@@ -190,7 +189,7 @@ def _write_run(to: Path, imported: ImportedModel, notes: list[str], cancel: Canc
         raise DataError(f"{tensors.where}: {error}") from None
     stored = {
         mapping.ours: _leaf(mapping, tensors, cancel) for mapping in param_mappings(imported.table, imported.sizes)
-    }  # fmt: skip
+    }
     model = model_of(run, imported.labels)
 
     def init() -> dict[str, jax.Array]:
@@ -236,8 +235,8 @@ def _check_opens(folder: Path, to: Path, size: int) -> None:
         record = run_file.read(folder)
         tokenizer = read_tokenizer(folder, record)
         config = record.run.model
-        batch = text_batch(tokenizer, ["Open, and read 1 text."], getattr(config, "length", None))
-        rows = getattr(config, "vocab", tokenizer.size)
+        batch = text_batch(tokenizer, ["Open, and read 1 text."], config.length)
+        rows = config.vocab
         if "tokens" in batch and batch["tokens"].max() >= rows:
             raise DataError(f"{to}: the vocabulary has ids behind the model's {rows:,} rows; give its own")
         free = available_memory()

@@ -26,7 +26,7 @@ from contexture.train.interchange.imported_model import (
     rows_of_head,
     run_of,
     typed_value,
-)  # fmt: skip
+)
 from contexture.train.interchange.tf_checkpoint import find_prefix, open_bundle
 from contexture.train.interchange.weight_files import open_npy, read_json
 from contexture.train.run_file import Imported

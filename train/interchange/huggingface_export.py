@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ import numpy as np
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.huggingface.write_folder import transformers_files
 from contexture.models.config import BertConfig, GptConfig
+from contexture.models.families import family_of
 from contexture.models.interchange.renaming import nested, param_mappings, to_theirs
-from contexture.models.model import FAMILIES
 from contexture.models.shapes import Params, by_path, dims_of
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
+from contexture.train.families import FAMILIES
 from contexture.train.interchange.huggingface_import import FORMATS, PREFIXES, TABLE_PREFIXES
 from contexture.train.objectives import objective_of
 from contexture.train.run_file import RunRecord
@@ -54,9 +55,8 @@ def hf_files(record: RunRecord, params: Params, tokenizer: Tokenizer) -> tuple[d
     Raises: ConfigError for a run that it has no class for, DataError for a vocabulary that it has no tokenizer for.
     """
     run, imported = record.run, record.imported
-    if not isinstance(run.model, BertConfig | GptConfig):
-        what = "ELMo; export it as bilm" if run.family == "elmo" else "table of static vectors; export it as stablehlo"
-        raise ConfigError(f"transformers has no {what}")
+    if (other := FAMILIES[run.family].exports) != "hf":
+        raise ConfigError(f"transformers has no {run.text.plain_name}; export it as {other}")
     notes: list[str] = []
     files = transformers_files(tokenizer, run.model.length, imported.special if imported else {}, notes)
     for note in notes:
@@ -118,7 +118,7 @@ def _tensors(
 ) -> dict[str, np.ndarray]:
     """Returns the tensors of model.safetensors by the names that the class gives them."""
     model = record.run.model
-    sizes = {**FAMILIES[type(model)].sizes(model, max(len(record.labels), 1)), "V": vocab}
+    sizes = {**family_of(model).sizes(model, max(len(record.labels), 1)), "V": vocab}
     if "span" in held or "nsp" in held:
         sizes["C"] = 2
     tied = getattr(model, "tied", True)
@@ -187,23 +187,27 @@ def _labels_of(labels: tuple[str, ...]) -> dict[str, Any]:
 
 def _hf_config(run: Run, vocab: int, tokenizer: Tokenizer, labels: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
     """Returns (model_type, config.json) of a run that was trained here."""
-    c = run.model
     task: dict[str, Any] = {}
     if labels:
         task = _labels_of(labels)
         task |= {"problem_type": "single_label_classification"} if run.objective == "classify" else {}
     if run.objective == "regress":
         task = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "problem_type": "regression"}
-    if isinstance(c, BertConfig):
-        return "bert", {
-            "model_type": "bert", "vocab_size": vocab, "hidden_size": c.hidden, "num_hidden_layers": c.layers,
-            "num_attention_heads": c.heads, "intermediate_size": c.ffn, "hidden_act": _ACT[c.gelu],
-            "hidden_dropout_prob": c.dropout, "attention_probs_dropout_prob": c.attention_dropout,
-            "classifier_dropout": c.head_dropout, "max_position_embeddings": c.length, "type_vocab_size": c.segments,
-            "initializer_range": c.init_std, "layer_norm_eps": c.eps, "pad_token_id": tokenizer.pad,
-            "tie_word_embeddings": c.tied, "dtype": "float32", **task,
-        }  # fmt: skip
-    assert isinstance(c, GptConfig)
+    return _CONFIGS[run.family](run.model, vocab, tokenizer, task)
+
+
+def _bert_config(c: BertConfig, vocab: int, tokenizer: Tokenizer, task: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    return "bert", {
+        "model_type": "bert", "vocab_size": vocab, "hidden_size": c.hidden, "num_hidden_layers": c.layers,
+        "num_attention_heads": c.heads, "intermediate_size": c.ffn, "hidden_act": _ACT[c.gelu],
+        "hidden_dropout_prob": c.dropout, "attention_probs_dropout_prob": c.attention_dropout,
+        "classifier_dropout": c.head_dropout, "max_position_embeddings": c.length, "type_vocab_size": c.segments,
+        "initializer_range": c.init_std, "layer_norm_eps": c.eps, "pad_token_id": tokenizer.pad,
+        "tie_word_embeddings": c.tied, "dtype": "float32", **task,
+    }  # fmt: skip
+
+
+def _gpt_config(c: GptConfig, vocab: int, tokenizer: Tokenizer, task: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if c.local_window:
         raise ConfigError(
             f"transformers' GPT-2 has no banded layers, and this run has model.local-window={c.local_window}"
@@ -227,3 +231,7 @@ def _hf_config(run: Run, vocab: int, tokenizer: Tokenizer, labels: tuple[str, ..
         )
     afn = "gelu" if c.gelu == "tanh" else "relu"
     return "openai-gpt", {"model_type": "openai-gpt", "afn": afn, **common}
+
+
+_CONFIGS: dict[str, Callable[..., tuple[str, dict[str, Any]]]] = {"bert": _bert_config, "gpt": _gpt_config}
+"""By family: (model, rows of the vocabulary, tokenizer, fields of the task) → (model_type, config.json)."""

@@ -11,8 +11,8 @@ from contexture.data.tokenizers import wordpiece
 from contexture.data.tokenizers.huggingface.known_options import NAMES, PAIR, SETTINGS, WHOLE
 from contexture.data.tokenizers.huggingface.read_folder import open_published
 from contexture.models.config import BertConfig, GptConfig
+from contexture.models.families import family_of
 from contexture.models.interchange.name_tables import BERT_HF_FORMAT, GPT1_HF_FORMAT, GPT2_HF_FORMAT
-from contexture.models.model import FAMILIES
 from contexture.train.interchange.imported_model import (
     TASKS,
     ImportedModel,
@@ -28,7 +28,7 @@ from contexture.train.interchange.imported_model import (
     rows_of_head,
     run_of,
     typed_value,
-)  # fmt: skip
+)
 from contexture.train.interchange.weight_files import open_folder, read_json
 from contexture.train.run_file import Imported
 
@@ -68,13 +68,13 @@ def open_hf(path: Path, to: Path, vocabulary: str, lowercase: bool | None, notes
     )
     task = _task_of(file, tree, parts, classes)
     names, parts = keep_task_head(checkpoint_format, names, parts, task, notes)
-    if isinstance(config, GptConfig) and task == "off" and "lm" not in parts:
+    if "lm" in checkpoint_format.parts and task == "off" and "lm" not in parts:
         parts.append("lm")  # which has nothing of its own while it is tied
-        config = build(GptConfig, file, {**vars(config), "tied": True})
+        config = build(type(config), file, {**vars(config), "tied": True})
     labels = _labels(file, tree, task, classes)
     tree.seen.add("id2label")
     note_unread(file, tree, notes)
-    sizes = FAMILIES[type(config)].sizes(config, classes if task in TASKS and task != "span" else 2)
+    sizes = family_of(config).sizes(config, classes if task in TASKS and task != "span" else 2)
     table = checkpoint_format.table(parts, config.tied)
     kept = checked(checkpoint_format, names, tensors, table, sizes)
     if kind == "gpt2" and task == "tag":
@@ -159,8 +159,9 @@ def _task_of(file: Path, tree: Mapping[str, Any], parts: list[str], classes: int
     if not task:
         given = str(tree.get("architectures"))[:80]
         raise DataError(f"{file}: architectures is {given}, and a classifier wants one of …{', …'.join(suffixes)}")
-    problem = lookup(file, tree, "problem_type", {"single_label_classification": "classify", "regression": "regress",
-                                                  "": ""}, "")  # fmt: skip
+    problem = lookup(
+        file, tree, "problem_type", {"single_label_classification": "classify", "regression": "regress", "": ""}, ""
+    )
     if task == "choice" and classes != 1 or problem == "regress" and classes != 1:
         raise DataError(f"{file}: its classifier has {classes} rows, and one number is what {task} reads here")
     return (problem or ("regress" if classes == 1 else "classify")) if task == "classify" else task
@@ -187,22 +188,26 @@ def _bert(file: Path, tree: Mapping[str, Any]) -> BertConfig:
         return typed_value(file, tree, name, kind, usual)
 
     dropout = of("hidden_dropout_prob", float, 0.1)
-    return build(BertConfig, file, {
-        "vocab": of("vocab_size", int, 30522),
-        "length": of("max_position_embeddings", int, 512),
-        "layers": of("num_hidden_layers", int, 12),
-        "hidden": of("hidden_size", int, 768),
-        "heads": of("num_attention_heads", int, 12),
-        "ffn": of("intermediate_size", int, 3072),
-        "segments": of("type_vocab_size", int, 2),
-        "gelu": lookup(file, tree, "hidden_act", _GELU, "gelu"),
-        "eps": of("layer_norm_eps", float, 1e-12),
-        "dropout": dropout,
-        "attention_dropout": of("attention_probs_dropout_prob", float, 0.1),
-        "head_dropout": of("classifier_dropout", float, dropout),
-        "init_std": of("initializer_range", float, 0.02),
-        "tied": of("tie_word_embeddings", bool, True),
-    })  # fmt: skip
+    return build(
+        BertConfig,
+        file,
+        {
+            "vocab": of("vocab_size", int, 30522),
+            "length": of("max_position_embeddings", int, 512),
+            "layers": of("num_hidden_layers", int, 12),
+            "hidden": of("hidden_size", int, 768),
+            "heads": of("num_attention_heads", int, 12),
+            "ffn": of("intermediate_size", int, 3072),
+            "segments": of("type_vocab_size", int, 2),
+            "gelu": lookup(file, tree, "hidden_act", _GELU, "gelu"),
+            "eps": of("layer_norm_eps", float, 1e-12),
+            "dropout": dropout,
+            "attention_dropout": of("attention_probs_dropout_prob", float, 0.1),
+            "head_dropout": of("classifier_dropout", float, dropout),
+            "init_std": of("initializer_range", float, 0.02),
+            "tied": of("tie_word_embeddings", bool, True),
+        },
+    )
 
 
 def _gpt2(file: Path, tree: Mapping[str, Any], notes: list[str]) -> GptConfig:
@@ -227,17 +232,21 @@ def _gpt(file: Path, tree: Mapping[str, Any], usual: Mapping[str, int], notes: l
     dropout = of("resid_pdrop", float, 0.1)
     if of("embd_pdrop", float, 0.1) != dropout:
         notes.append(f"embd_pdrop is not resid_pdrop={dropout}, which further training drops out there too")
-    return build(GptConfig, file, {
-        "vocab": of("vocab_size", int, usual["vocab_size"]),
-        "length": of("n_positions", int, usual["n_positions"]),
-        "layers": of("n_layer", int, 12),
-        "hidden": of("n_embd", int, 768),
-        "heads": of("n_head", int, 12),
-        "eps": of("layer_norm_epsilon", float, 1e-5),
-        "dropout": dropout,
-        "attention_dropout": of("attn_pdrop", float, 0.1),
-        "head_dropout": dropout,
-        "init_std": of("initializer_range", float, 0.02),
-        "tied": of("tie_word_embeddings", bool, True),
-        **more,
-    })  # fmt: skip
+    return build(
+        GptConfig,
+        file,
+        {
+            "vocab": of("vocab_size", int, usual["vocab_size"]),
+            "length": of("n_positions", int, usual["n_positions"]),
+            "layers": of("n_layer", int, 12),
+            "hidden": of("n_embd", int, 768),
+            "heads": of("n_head", int, 12),
+            "eps": of("layer_norm_epsilon", float, 1e-5),
+            "dropout": dropout,
+            "attention_dropout": of("attn_pdrop", float, 0.1),
+            "head_dropout": dropout,
+            "init_std": of("initializer_range", float, 0.02),
+            "tied": of("tie_word_embeddings", bool, True),
+            **more,
+        },
+    )

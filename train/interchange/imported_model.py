@@ -11,7 +11,7 @@ from contexture.data.errors import DataError
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.data.visible import visible
-from contexture.models.config import BertConfig, ModelConfig
+from contexture.models.config import ModelConfig
 from contexture.models.interchange.renaming import CheckpointFormat, NameTable, check
 from contexture.train.config import Run
 from contexture.train.interchange.weight_files import Tensors
@@ -76,12 +76,11 @@ def run_of(model: ModelConfig, tokenizer: Tokenizer, kind: str, to: Path, where:
         raise DataError(
             f"{where}: the vocabulary has {tokenizer.size:,} tokens, the model {model.vocab:,} rows; give its own"
         )
-    bert, room = isinstance(model, BertConfig), getattr(model, "length", 128)
-    length = room if kind != "off" else min(room, 128 if bert else 1024)
+    length = model.length if kind != "off" else min(model.length, 1024 if model.is_causal else 128)
     data: dict[str, Any] = {"length": length, "max_predictions": min(20, length)}
     if isinstance(tokenizer, WordPiece):
         data["lowercase"] = tokenizer.lowercase
-    if not bert:
+    if model.is_causal:
         data["vocabulary"] = "byte-bpe"
     try:
         return Run(
@@ -110,8 +109,10 @@ def checked(
     kept = tensors.renamed({new: old for new, old in names.items() if not checkpoint_format.is_ignored(new)})
     # before anything is made of the numbers that a configuration claims
     if sizes["N"] > len(kept.shapes):
-        raise DataError(f"{tensors.where}: {len(kept.shapes)} tensors, too few for {sizes['N']:,} layers; give the "
-                        "configuration and the weights of one model")  # fmt: skip
+        raise DataError(
+            f"{tensors.where}: {len(kept.shapes)} tensors, too few for {sizes['N']:,} layers; give the "
+            "configuration and the weights of one model"
+        )
     try:
         check(table, kept.shapes, sizes)
     except ValueError as error:

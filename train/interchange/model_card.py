@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from contexture.data.config import WORD_FAMILIES
 from contexture.data.text import hub
 from contexture.data.visible import visible
 from contexture.models.config import TransformerConfig
@@ -29,7 +28,6 @@ _LIBRARIES = {
     "bilm": "allennlp",
     "stablehlo": "jax",
 }
-_FAMILIES = {"bert": "BERT", "gpt": "GPT", "elmo": "ELMo", "vectors": "table of static word vectors"}
 _USE = {
     "hf": """```python
 import transformers
@@ -111,14 +109,13 @@ def _summary(run: Run, parameters: int, step: int) -> str:
     if isinstance(c, TransformerConfig):
         size = f"{c.layers} layers, {c.width} wide, {c.heads} heads, {parameters:,} parameters"
     trained = f"trained for {step:,} steps" if step else "imported"
-    return f"A {_FAMILIES[run.family]} with {size}, {trained} with Contexture. Objective: {run.objective}."
+    return f"A {run.text.plain_name} with {size}, {trained} with Contexture. Objective: {run.objective}."
 
 
 def _limits(record: RunRecord) -> str:
     """Returns which inputs a program takes."""
     run = record.run
-    longest = getattr(run.model, "length", None)
-    length = f"at most {longest} tokens" if longest and run.family not in WORD_FAMILIES else "any number of words"
+    length = "any number of words" if run.text.reads_words else f"at most {run.model.length} tokens"
     learned = f"; it was trained on sequences of at most {run.data.length}" if not record.imported else ""
     return f"A sequence (dim L) has {length}{learned}. A batch (dim B) has any number of sequences."
 

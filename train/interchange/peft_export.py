@@ -9,11 +9,12 @@ import jax
 import numpy as np
 
 from contexture.data.tokenizers.base import Tokenizer
+from contexture.models.families import family_of
 from contexture.models.interchange.renaming import ParamMapping, param_mappings
-from contexture.models.model import FAMILIES
 from contexture.models.shapes import Params, by_path
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
+from contexture.train.families import FAMILIES
 from contexture.train.interchange.huggingface_export import hf_files, name_in_class
 from contexture.train.interchange.huggingface_import import FORMATS, TABLE_PREFIXES
 from contexture.train.optim.lora import ADAPTERS, merged
@@ -29,11 +30,12 @@ def check_has_adapters(folder: Path, run: Run) -> None:
     """Raises ConfigError for a run whose adapters peft cannot put onto a model of transformers."""
     if not run.optim.lora_rank:
         raise ConfigError(f"{folder} has no adapters (optim.lora-rank=0); export it as hf")
-    if run.family == "elmo":
+    if (other := FAMILIES[run.family].exports) != "hf":
         raise ConfigError(
-            "peft adapts models of transformers, which has no ELMo; export it as bilm, with merged kernels"
+            f"peft adapts models of transformers, which has no {run.text.plain_name}; export it as {other}, with "
+            "merged kernels"
         )
-    if run.family == "gpt" and run.task.kind != "off":
+    if run.text.task_tokens and run.task.kind != "off":
         raise ConfigError(
             "a GPT's task adds three tokens, which the base model lacks, and adapters alone do not; export it as hf, "
             "with merged kernels"
@@ -79,7 +81,7 @@ def peft_files(
         "lora_alpha": alpha,
         "lora_dropout": 0.0,
         "bias": "none",
-        "fan_in_fan_out": run.family == "gpt",  # transformers' GPT has kernels of [in, out]
+        "fan_in_fan_out": kind in ("gpt2", "openai-gpt"),  # kernels of [in, out]
         "target_modules": "|".join(patterns),
         "rank_pattern": {pattern: parts * rank for pattern, parts in fused.items()},
         "alpha_pattern": {pattern: parts * alpha for pattern, parts in fused.items()},
@@ -120,9 +122,9 @@ def _modules(
 
     A fused kernel has three parts, any other one.
     """
-    table = FORMATS[kind].table(("pooler",) if run.family == "bert" else ())
+    table = FORMATS[kind].table([part for part in ("pooler",) if part in FORMATS[kind].parts])
     modules: dict[str, list[tuple[int, int, np.ndarray, np.ndarray]]] = {}
-    for mapping in param_mappings(table, FAMILIES[type(run.model)].sizes(run.model, 1)):
+    for mapping in param_mappings(table, family_of(run.model).sizes(run.model, 1)):
         path = mapping.ours.removeprefix("backbone/")
         if f"{path}/a" in leaves:
             a, b = leaves[f"{path}/a"], leaves[f"{path}/b"]

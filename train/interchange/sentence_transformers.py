@@ -3,14 +3,14 @@
 import json
 from typing import Any
 
-from contexture.models.config import BertConfig, GptConfig
+from contexture.models.config import TransformerConfig
 
 POOLINGS = ("mean", "cls", "max", "lasttoken")
 """How the vectors of a text's tokens, special ones too, become one."""
 _MODES = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens", "lasttoken": "lasttoken"}
 
 
-def sentence_files(model: BertConfig | GptConfig, pooling: str) -> dict[str, bytes]:
+def sentence_files(model: TransformerConfig, pooling: str) -> dict[str, bytes]:
     """Returns the files by name. They are of the form that all versions read: an option for each way of pooling."""
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
@@ -22,10 +22,14 @@ def sentence_files(model: BertConfig | GptConfig, pooling: str) -> dict[str, byt
         "1_Pooling/config.json": _json({"word_embedding_dimension": model.hidden, **pooled}),
         "sentence_bert_config.json": _json({"max_seq_length": model.length, "do_lower_case": False}),
         "config_sentence_transformers.json": _json(
-            {"model_type": "SentenceTransformer", "prompts": {}, "default_prompt_name": None,
-             "similarity_fn_name": "cosine"}
+            {
+                "model_type": "SentenceTransformer",
+                "prompts": {},
+                "default_prompt_name": None,
+                "similarity_fn_name": "cosine",
+            }
         ),
-    }  # fmt: skip
+    }
 
 
 def with_padding(settings: bytes) -> bytes:

@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from contexture.data.layouts import text_batch, with_task_tokens
+from contexture.data.layouts import text_batch
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.models.config import WORD_CHARS, BertConfig, ElmoConfig, GptConfig, TransformerConfig
+from contexture.models.config import WORD_CHARS, GptConfig, ModelConfig, TransformerConfig
 from contexture.models.interchange.renaming import nested
-from contexture.models.model import FAMILIES, Model, Outputs
+from contexture.models.model import Model, Outputs
 from contexture.models.shapes import by_path
 from contexture.train.checkpoints.transfer import model_of
 from contexture.train.config import Run
+from contexture.train.families import FAMILIES
 from contexture.train.mesh import numerics
 from contexture.train.objectives import batch_fields, objective_of
 from contexture.train.run_file import RunRecord
@@ -56,7 +57,7 @@ def stablehlo_files(
         "inputs": fields,
         "outputs": letters,
         "labels": list(record.labels),
-        "length": getattr(run.model, "length", None),
+        "length": _limit(run),
     }
     files = {
         PROGRAM: bytes(exported.serialize()),
@@ -83,16 +84,21 @@ def _as_program(run: Run) -> Run:
 def _inputs(run: Run) -> dict[str, str]:
     """Returns the inputs of the program: {"tokens": "i32 BL", …}."""
     task = run.task.kind != "off"
-    names = FAMILIES[type(run.model)].fields
+    names = run.text.sequences
     fields = batch_fields(run) if task else names
     # Questions may have different numbers of alternatives, which an array beside the texts tells.
     inputs = {name: fields[name] for name in (*names, *(("choices",) if run.task.kind == "choice" else ()))}
-    return inputs if task or run.family != "bert" else {**inputs, "slots": "i32 BP"}
+    return {**inputs, "slots": "i32 BP"} if "mlm" in objective_of(run).heads else inputs
+
+
+def _limit(run: Run) -> int | None:
+    """Returns the longest sequence that the program takes; None: any."""
+    return None if run.text.reads_words else run.model.length
 
 
 def _symbolic(run: Run, fields: Mapping[str, str]) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns inputs whose dims are letters. L has the model's length as its limit; W and A are known."""
-    limit = getattr(run.model, "length", None)
+    limit = _limit(run)
     # A CRF scores pairs of neighbours.
     limits = [f"L <= {limit}"] if limit else ["L >= 2"] if run.head.crf else []
     scope = jax.export.SymbolicScope(limits)
@@ -114,10 +120,11 @@ def _vocabulary(run: Run, tokenizer: Tokenizer) -> int:
 def _compute(run: Run, model: Model, tokens: int) -> Callable[[Arrays, Arrays], dict[str, jax.Array]]:
     """Returns the function that becomes the program.
 
-    A task's run answers as `contexture predict` does. A pretrained run gives `hidden`, the last layer; an ELMo all of
-    its layers as `states`; a BERT the masked-LM `logits` at `slots`, a GPT those of the next token at every place.
+    A task's run answers as `contexture predict` does. A pretrained run gives `hidden`, the last layer; an ELMo, whose
+    tasks mix its layers, all of them as `states`; a BERT the masked-LM `logits` at `slots`, a GPT those of the next
+    token at every place.
     """
-    objective, config = objective_of(run), run.model
+    objective, config, mixed = objective_of(run), run.model, FAMILIES[run.family].mix == "all"
 
     def compute(weights: Arrays, inputs: Arrays) -> dict[str, jax.Array]:
         variables = {"params": nested(weights)}
@@ -131,15 +138,15 @@ def _compute(run: Run, model: Model, tokens: int) -> Callable[[Arrays, Arrays], 
             span = outputs.heads.get("span")
             answers = objective.predictions(outputs) if span is None else {"logits": span}
             return {name: x for name, x in answers.items() if name != "may_hit"}
-        heads = ("mlm",) if isinstance(config, BertConfig) and "mlm" in model.heads else ()
-        outputs = model.apply(variables, inputs, only=heads, states=isinstance(config, ElmoConfig))
+        heads = ("mlm",) if "mlm" in model.heads else ()
+        outputs = model.apply(variables, inputs, only=heads, states=mixed)
         assert isinstance(outputs, Outputs)
         result = {"hidden": outputs.encoding.hidden_BLD.astype(jnp.float32)}
-        if isinstance(config, ElmoConfig):
+        if mixed:
             result["states"] = jnp.stack(outputs.encoding.states).astype(jnp.float32)
-        elif heads:
+        if heads:
             result["logits"] = outputs.heads["mlm"][:, :, :tokens]
-        elif isinstance(config, GptConfig) and (table := _table(config, weights)) is not None:
+        elif config.is_causal and (table := _table(config, weights)) is not None:
             hidden_BLD, table_VD = outputs.encoding.hidden_BLD, table[:tokens].astype(jnp.dtype(config.dtype))
             result["logits"] = jnp.einsum("BLD,VD->BLV", hidden_BLD, table_VD, preferred_element_type=jnp.float32)
         return result
@@ -147,14 +154,15 @@ def _compute(run: Run, model: Model, tokens: int) -> Callable[[Arrays, Arrays], 
     return compute
 
 
-def _table(config: GptConfig, weights: Arrays) -> jax.Array | None:
+def _table(config: ModelConfig, weights: Arrays) -> jax.Array | None:
+    assert isinstance(config, GptConfig)
     return weights.get("backbone/embeddings/tokens" if config.tied else "heads_lm/table")
 
 
 def _output_dims(run: Run, outputs: Mapping[str, np.ndarray]) -> list[str]:
     """Returns the dims of each output in letters, as models/README.md has them; N counts layers, the words' first."""
     last = {"classify": "BC", "choice": "BA", "regress": "B", "span": "BLC", "tag": "BL"}
-    pretrained = {"hidden": "BLD", "states": "NBLD", "logits": "BPV" if run.family == "bert" else "BLV"}
+    pretrained = {"hidden": "BLD", "states": "NBLD", "logits": "BLV" if run.text.is_causal else "BPV"}
     names = {np.dtype("float32"): "f32", np.dtype("int32"): "i32"}
     dims = pretrained if run.task.kind == "off" else dict.fromkeys(outputs, last[run.objective])
     return [f"{names[x.dtype]} {dims[name]}" for name, x in outputs.items()]
@@ -162,9 +170,9 @@ def _output_dims(run: Run, outputs: Mapping[str, np.ndarray]) -> list[str]:
 
 def _example(run: Run, fields: Mapping[str, str], tokenizer: Tokenizer) -> dict[str, np.ndarray]:
     """Returns inputs of two texts; where an example has several sequences, both are those of one."""
-    if run.family == "gpt" and run.task.kind != "off":
-        tokenizer = with_task_tokens(tokenizer)
-    limit = getattr(run.model, "length", None)
+    if run.task.kind != "off":
+        tokenizer = run.text.with_task_tokens(tokenizer)
+    limit = _limit(run)
     try:
         batch = text_batch(tokenizer, _EXAMPLE, limit)
     except ValueError:  # a vocabulary that cannot spell them

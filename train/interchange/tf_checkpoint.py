@@ -43,11 +43,13 @@ def open_bundle(prefix: Path) -> Tensors:
         lengths = [file.stat().st_size for file in files]
         tensors = {key.decode("utf-8"): _entry(key, value, lengths) for key, value in entries.items()}
     except OSError as error:
-        raise DataError(f"{error.filename or index}: cannot be read ({error.strerror}); give the checkpoint's files, "
-                        "all of them") from None  # fmt: skip
+        raise DataError(
+            f"{error.filename or index}: cannot be read ({error.strerror}); give the checkpoint's files, all of them"
+        ) from None
     except (ValueError, IndexError, TypeError, UnicodeDecodeError) as error:
-        raise DataError(f"{index}: no table of a checkpoint ({str(error)[:120]}); give files that were written whole"
-                        ) from None  # fmt: skip
+        raise DataError(
+            f"{index}: no table of a checkpoint ({str(error)[:120]}); give files that were written whole"
+        ) from None
 
     def load(name: str) -> Array:
         entry = tensors[name]
@@ -59,8 +61,9 @@ def open_bundle(prefix: Path) -> Tensors:
         except OSError as error:
             raise DataError(f"{file}: cannot be read ({error.strerror})") from None
         if len(raw) != entry.size or _masked(google_crc32c.value(raw)) != entry.checksum:
-            raise DataError(f"{file}: the tensor {name} does not match its checksum; give a file that was "
-                            "written whole")  # fmt: skip
+            raise DataError(
+                f"{file}: the tensor {name} does not match its checksum; give a file that was written whole"
+            )
         import ml_dtypes
 
         dtype = ml_dtypes.bfloat16 if entry.dtype == "bfloat16" else entry.dtype

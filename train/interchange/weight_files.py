@@ -136,8 +136,12 @@ def read_json(file: Path) -> Any:
         raise DataError(f"{file}: cannot be read as JSON ({str(error).splitlines()[0][:120]}); {_WHOLE}") from None
 
 
-def _together(where: str, files: list[Path], tensors: Mapping[Path, Mapping[str, tuple[Shape, str]]],
-              load: Callable[[Path, str], Array]) -> Tensors:  # fmt: skip
+def _together(
+    where: str,
+    files: list[Path],
+    tensors: Mapping[Path, Mapping[str, tuple[Shape, str]]],
+    load: Callable[[Path, str], Array],
+) -> Tensors:
     """Returns the tensors of several files as one. Raises: DataError for a name that is in two files."""
     place: dict[str, Path] = {}
     for file in files:

@@ -25,13 +25,13 @@ import jax
 import jax.numpy as jnp
 
 from contexture.data.errors import did_you_mean
-from contexture.models.config import ElmoConfig
+from contexture.models.families import build, example
 from contexture.models.interchange.renaming import nested
-from contexture.models.model import FAMILIES, build, example
 from contexture.models.shapes import PARAMETER_DIMS, Params, by_path, count, dims_of, path_of
 from contexture.models.sharding import constrain
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
+from contexture.train.families import FAMILIES
 from contexture.train.objectives import batch_sizes
 from contexture.train.options import OptimConfig
 
@@ -49,7 +49,7 @@ def check_adapters(run: Run) -> None:
             f"optim.lora-rank={config.lora_rank} adapts a trained backbone, and {what} leaves it random; "
             "give --init.run RUN, or leave optim.lora-rank out"
         )
-    model, batch = build(run.model), example(FAMILIES[type(run.model)].fields, batch_sizes(run, 1))
+    model, batch = build(run.model), example(run.text.sequences, batch_sizes(run, 1))
     key = jax.random.key(0)
     jax.eval_shape(lambda: add_adapters(model.init(key, batch)["params"], run, key))
 
@@ -87,11 +87,10 @@ def add_adapters(params: Params, run: Run, key: jax.Array) -> Params:
 def _targets(run: Run, paths: list[str]) -> list[str]:
     """Returns the paths, below `backbone`, of the kernels that get adapters."""
     kernels = [path for path in paths if any(re.fullmatch(row, f"{ADAPTERS}/{path}/a") for row, _ in PARAMETER_DIMS)]
-    # The paper adapts queries and values; an ELMo has none, and its LSTMs are what mixes over length.
     if not kernels:
         raise ConfigError("optim.lora-rank adapts kernels, and static vectors have none; leave optim.lora-rank out")
-    usual = ("layers",) if isinstance(run.model, ElmoConfig) else ("query", "value")
-    words = run.optim.lora_targets or usual
+    # The paper adapts queries and values.
+    words = run.optim.lora_targets or FAMILIES[run.family].lora_targets
     for word in words:
         if word != "all" and not any(word in path for path in kernels):
             parts = dict.fromkeys(part for path in kernels for part in path.split("/"))

@@ -44,18 +44,27 @@ def _tpu(name: str, bf16: float, int8: float, bandwidth: float, gib: float, link
     return Chip(name, "tpu", bf16, bf16 / 6, int8, bf16, bandwidth, gib * GIB, links)
 
 
-def _gpu(name: str, device: str, peaks: tuple[float, float, float, float], memory: tuple[float, float], links: float,
-         core: Mapping[str, object]) -> Chip:  # fmt: skip
+def _gpu(
+    name: str,
+    device: str,
+    peaks: tuple[float, float, float, float],
+    memory: tuple[float, float],
+    links: float,
+    core: Mapping[str, object],
+) -> Chip:
     """memory: bytes/s, and MiB."""
     bandwidth, size = memory[0], memory[1] * 2**20
     facts = {"threads_per_block_limit": 1024, "threads_per_warp": 32, "shared_memory_per_block": 49152,
              "threads_per_core_limit": 2048, "block_dim_limit_x": 2147483647, "block_dim_limit_y": 65535,
              "block_dim_limit_z": 65535, "registers_per_core_limit": 65536, "registers_per_block_limit": 65536,
              "memory_bandwidth": int(bandwidth), "device_memory_size": int(size), **core}  # fmt: skip
-    info = " ".join(f"{field} {{ {value} }}" if isinstance(value, str) else f"{field}: {value}"
-                    for field, value in facts.items())  # fmt: skip
-    target = (f'gpu_device_info {{ {info} }} platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} '
-              f'device_description_str: "{device}"')  # fmt: skip
+    info = " ".join(
+        f"{field} {{ {value} }}" if isinstance(value, str) else f"{field}: {value}" for field, value in facts.items()
+    )
+    target = (
+        f'gpu_device_info {{ {info} }} platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 10 }} '
+        f'device_description_str: "{device}"'
+    )
     return Chip(name, "gpu", *peaks, bandwidth, size, links, target)
 
 

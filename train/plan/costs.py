@@ -94,8 +94,9 @@ class _Walk:
         # The compiler for TPUs writes a reduce-scatter as a fusion of an all-reduce and a slice of its result.
         if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
             kind = "reduce-scatter"
-        given = sum(a.bytes for operand in instruction.operands if operand in computation
-                    for a in computation[operand].result)  # fmt: skip
+        given = sum(
+            a.bytes for operand in instruction.operands if operand in computation for a in computation[operand].result
+        )
         received = sum(a.bytes for a in instruction.result)
         if instruction.is_start and kind == "all-gather":  # its result holds its operands too
             received -= given
@@ -181,8 +182,9 @@ def _read_of(body: Computation, number: int, program: Program, nesting: int = 0)
     total, is_used = 0.0, False
     while names:
         name = names.pop()
-        users = ((user, place) for user in body.values() for place, operand in enumerate(user.operands)
-                 if operand == name)  # fmt: skip
+        users = (
+            (user, place) for user in body.values() for place, operand in enumerate(user.operands) if operand == name
+        )
         for user, place in users:
             is_used = True
             if user.opcode == "bitcast":

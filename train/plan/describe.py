@@ -36,11 +36,16 @@ def describe(made: Plan) -> str:
     ]
     if "flops" in made:
         made = cast(CompiledPlan, made)
-        rows += [("largest array", f"{_gib(row['bytes'])} {row['array']} {row['source']}".rstrip())
-                 for row in made["largest_arrays"]]  # fmt: skip
+        rows += [
+            ("largest array", f"{_gib(row['bytes'])} {row['array']} {row['source']}".rstrip())
+            for row in made["largest_arrays"]
+        ]
         sent = ", ".join(f"{kind} {_gib(t['bytes'])} in {t['count']:.0f}" for kind, t in made["collectives"].items())
-        rows += [("FLOPs a device", f"{made['flops']:.3g}, of the model {made['model_flops']:.3g}"),
-                 ("memory traffic", _gib(made["memory_traffic"])), ("messages", sent or "none")]  # fmt: skip
+        rows += [
+            ("FLOPs a device", f"{made['flops']:.3g}, of the model {made['model_flops']:.3g}"),
+            ("memory traffic", _gib(made["memory_traffic"])),
+            ("messages", sent or "none"),
+        ]
     if "step_ms" in made:
         made = cast(TimedPlan, made)
         times = ", ".join(f"{name} {value:.1f} ms" for name, value in made["milliseconds"].items())

@@ -53,10 +53,9 @@ def _convolution(instruction: Instruction, left: tuple[int, ...], right: tuple[i
         return window[name].split("x") if name in window else [default] * len(spatial)
 
     pairs = 1  # (place in the output, place in the window) that meet a place of the input, over all spatial dims
-    for letter, size, stride, pad, dilate, window_dilate in zip(
-        spatial, *(values(n, d) for n, d in (("size", "1"), ("stride", "1"), ("pad", "0_0"), ("lhs_dilate", "1"),
-                                             ("rhs_dilate", "1"))), strict=True,
-    ):  # fmt: skip
+    defaults = {"size": "1", "stride": "1", "pad": "0_0", "lhs_dilate": "1", "rhs_dilate": "1"}
+    of_each = [values(name, default) for name, default in defaults.items()]
+    for letter, size, stride, pad, dilate, window_dilate in zip(spatial, *of_each, strict=True):
         places = _Window(int(stride), int(pad.split("_")[0]), int(dilate), int(window_dilate))
         length = left[left_labels.index(letter)]
         pairs *= places.pairs(length, int(size), out[out_labels.index(letter)])

@@ -16,7 +16,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 import contexture
-from contexture.models.model import FAMILIES
+from contexture.models.families import family_of
 from contexture.models.shapes import count
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.transfer import model_of
@@ -168,7 +168,7 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
     flops = _flops(cost.flops, traced_flops(traced.jaxpr.jaxpr), mesh.size, topology)
     largest = program_costs.largest_arrays(program, _FOLDER)
     made["fits"] = memory["total"] <= memory["available"]
-    of_model = FAMILIES[type(run.model)].training_flops(run.model, batch_sizes(run, run.data.batch))
+    of_model = family_of(run.model).training_flops(run.model, batch_sizes(run, run.data.batch))
     figures: CompiledPlan = {
         **made,
         "largest_arrays": [program_costs.as_record(row) for row in largest],
@@ -183,8 +183,12 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
 def _count_memory(memory: Memory, compiled: Any, program: Program) -> None:
     """Adds what a compiled step takes beside its arguments."""
     analysis: Any = compiled.memory_analysis()
-    memory["total"] = (analysis.argument_size_in_bytes + analysis.temp_size_in_bytes
-                       + analysis.output_size_in_bytes - analysis.alias_size_in_bytes)  # fmt: skip
+    memory["total"] = (
+        analysis.argument_size_in_bytes
+        + analysis.temp_size_in_bytes
+        + analysis.output_size_in_bytes
+        - analysis.alias_size_in_bytes
+    )
     memory["temporaries"] = analysis.temp_size_in_bytes
     if saved := program_costs.saved_activations(program):
         memory["saved_activations"] = min(int(saved), analysis.temp_size_in_bytes)
@@ -266,9 +270,7 @@ def _flops(compiled: Flops, traced: Flops, devices: int, topology: Topology) -> 
     return flops
 
 
-def _with_roofline(
-    made: CompiledPlan, cost: program_costs.Costs, flops: Flops, run: Run, chip: Chip
-) -> TimedPlan:  # fmt: skip
+def _with_roofline(made: CompiledPlan, cost: program_costs.Costs, flops: Flops, run: Run, chip: Chip) -> TimedPlan:
     milliseconds: Milliseconds = {
         "compute": 1e3 * chip.seconds(flops),
         "memory": 1e3 * cost.memory_bytes / chip.bandwidth,

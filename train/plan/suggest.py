@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import jax
 
 from contexture.models.config import TransformerConfig
+from contexture.models.families import family_of
 from contexture.models.layers.remat import KEPT
-from contexture.models.model import FAMILIES
 from contexture.models.shapes import count
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.transfer import model_of
@@ -70,8 +70,10 @@ def suggest(run: Run, devices: Topology, name: str = "") -> list[Plan]:
         if len(plans) >= MAX_PROGRAMS or sum(made["fits"] for made in plans) >= ENOUGH:
             break
     if not plans:
-        raise ConfigError(f"no mesh of {devices.name} can share a batch of {run.data.batch} sequences and hold the "
-                          "model; give more devices")  # fmt: skip
+        raise ConfigError(
+            f"no mesh of {devices.name} can share a batch of {run.data.batch} sequences and hold the "
+            "model; give more devices"
+        )
     best = min(plans, key=_rank)
     if best["fits"] and isinstance(run.model, TransformerConfig) and run.model.attention == "auto":
         for attention in ATTENTIONS:
@@ -150,14 +152,19 @@ def _planned(run: Run, made: Plan, attention: str) -> Run:
 
 def _compiled(run: Run, topology: Topology, name: str) -> Plan:
     mesh = f"data {run.mesh.data} × fsdp {run.mesh.fsdp} × tensor {run.mesh.tensor}"
-    layers = (f", remat {run.model.remat}, attention {run.model.attention}"
-              if isinstance(run.model, TransformerConfig) else "")  # fmt: skip
+    layers = (
+        f", remat {run.model.remat}, attention {run.model.attention}"
+        if isinstance(run.model, TransformerConfig)
+        else ""
+    )
     logger.info(f"compiling {mesh}, batch {run.data.batch} in {run.optim.accumulate}{layers}")
     made = plan(run, topology, name)
     step = f", {made['step_ms']:.0f} ms a step" if "step_ms" in made else ""
     fits, memory = "fits" if made["fits"] else "does not fit", made["bytes_per_device"]
-    logger.info(f"{fits}: {memory['total'] / GIB:.1f} of {memory['available'] / GIB:.1f} GiB{step}; "
-                f"compiled in {made['compile_seconds']:.0f} s")  # fmt: skip
+    logger.info(
+        f"{fits}: {memory['total'] / GIB:.1f} of {memory['available'] / GIB:.1f} GiB{step}; "
+        f"compiled in {made['compile_seconds']:.0f} s"
+    )
     return made
 
 
@@ -182,8 +189,10 @@ def candidates(run: Run, topology: Topology) -> Iterator[Candidate]:
         placed = dataclasses.replace(run, mesh=config, data=dataclasses.replace(run.data, batch=batch, ramp_from=0))
         with jax.set_mesh(mesh):
             _, shapes, shardings = create(model_of(placed, ()), placed, mesh)
-        state = sum(math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize for x, s in
-                    zip(jax.tree.leaves(shapes), jax.tree.leaves(shardings), strict=True))  # fmt: skip
+        state = sum(
+            math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize
+            for x, s in zip(jax.tree.leaves(shapes), jax.tree.leaves(shardings), strict=True)
+        )
         parameters = count(shapes.params)
         policies = _SLOWDOWN if isinstance(run.model, TransformerConfig) else {"": 1.0}
         for remat, slowdown in policies.items():
@@ -227,7 +236,7 @@ def _seconds(run: Run, parameters: int, slowdown: float, chip: Chip | None) -> f
         return slowdown
     mesh, parts = run.mesh, run.optim.accumulate
     devices = mesh.data * mesh.fsdp * mesh.tensor
-    flops = FAMILIES[type(run.model)].training_flops(run.model, batch_sizes(run, run.data.batch))
+    flops = family_of(run.model).training_flops(run.model, batch_sizes(run, run.data.batch))
     compute = slowdown * flops / devices / chip.bf16
     own = parameters * 4 / mesh.tensor
     sent = 2 * own / mesh.fsdp if mesh.data > 1 else 0.0  # gradients are summed over copies

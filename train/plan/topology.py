@@ -16,8 +16,7 @@ from contexture.train.plan.chips import CHIPS, Chip, named_devices
 _EXAMPLES = {"tpu": "v5e:4x4", "gpu": "h100:1x8 (hosts x GPUs)", "cpu": "cpu:8"}
 _AXES = {"tpu": (2, 3), "gpu": (1, 2)}
 """How many sizes a platform's devices have."""
-_EXTRAS = {"tpu": ("plan-tpu", ("libtpu",)),
-           "gpu": ("plan-gpu", ("jax_plugins.xla_cuda13", "nvidia.cu13"))}  # fmt: skip
+_EXTRAS = {"tpu": ("plan-tpu", ("libtpu",)), "gpu": ("plan-gpu", ("jax_plugins.xla_cuda13", "nvidia.cu13"))}
 MAX_CPUS = 1024
 """Devices that one process pretends to have."""
 
@@ -53,8 +52,9 @@ def topology(text: str) -> Topology:
     # A slice of TPUs is a grid or a torus, `2x2` the least; GPUs stand in hosts. Refused here, since a compiler that is
     # not installed would be named first, and it explains a bad size in words of its own.
     if chip is None or len(sizes) not in _AXES[chip.platform]:
-        examples = ", ".join(_EXAMPLES[chip.platform] if chip else example for example in
-                             ([""] if chip else _EXAMPLES.values()))  # fmt: skip
+        examples = ", ".join(
+            _EXAMPLES[chip.platform] if chip else example for example in ([""] if chip else _EXAMPLES.values())
+        )
         wrong = f"topology={text!r} is not CHIP:SIZE" if chip or name == "cpu" else f"there is no chip {name!r}"
         if chip and not sizes and "-" in text:
             wrong = f"there is no slice {text!r}: the number of its chips is a power of two"
@@ -85,8 +85,10 @@ def _check_compiler(chip: Chip) -> None:
         except ModuleNotFoundError:
             installed = False
         if not installed:
-            raise ConfigError(f"compiling for {chip.name} needs {module.split('.')[0]}, which is not installed; "
-                              + install_hint(extra))  # fmt: skip
+            raise ConfigError(
+                f"compiling for {chip.name} needs {module.split('.')[0]}, which is not installed; "
+                + install_hint(extra)
+            )
 
 
 def _cpus(text: str, count: int) -> Topology:
@@ -96,6 +98,7 @@ def _cpus(text: str, count: int) -> Topology:
         pass  # jax has started; what it started with must do
     devices = jax.devices("cpu")
     if len(devices) < count:
-        raise ConfigError(f"topology={text!r}: jax has started with {len(devices)} CPU devices in this process; "
-                          "plan in a new one")  # fmt: skip
+        raise ConfigError(
+            f"topology={text!r}: jax has started with {len(devices)} CPU devices in this process; plan in a new one"
+        )
     return Topology(text, None, devices[:count], os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / count)

@@ -5,9 +5,8 @@ import logging
 from pathlib import Path
 
 from contexture.data.cancel import CancelToken
-from contexture.data.config import STREAMS
 from contexture.data.errors import DataError
-from contexture.data.layouts import with_task_tokens
+from contexture.data.families.registry import TEXT_FAMILIES
 from contexture.data.plain_files import check_plain
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
@@ -104,7 +103,7 @@ def _resolve_shards(run: Run, directory: Path, cancel: CancelToken) -> tuple[Sha
 def check_stream(run: Run, shards: Shards) -> None:
     """Raises ConfigError if the text was prepared for another family of models."""
     if shards.stream != run.stream:
-        family = next(name for name, stream in STREAMS.items() if stream == shards.stream)
+        family = next(name for name, each in TEXT_FAMILIES.items() if each.stream == shards.stream)
         raise ConfigError(
             f"{shards.folder} was prepared for the family {family}, and this model is of {run.family}; "
             f"prepare the text again: contexture prepare {run.family}.tiny --input F… --to DIR"
@@ -173,8 +172,8 @@ def _tokenizer(run: Run, directory: Path, cancel: CancelToken) -> Tokenizer:
                 "begin from a run of the same family"
             )
         tokenizer = read_tokenizer(Path(run.init.run), source)
-        if run.task.kind != "off" and run.family == "gpt":
-            tokenizer = with_task_tokens(tokenizer)
+        if run.task.kind != "off":
+            tokenizer = run.text.with_task_tokens(tokenizer)
         _keep_tokenizer(tokenizer, directory)
         return tokenizer
     if run.data.tokenizer:

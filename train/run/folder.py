@@ -17,7 +17,6 @@ from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import check_run_path, is_bucket, move_aside, partial_of, remove_partials
 from contexture.data.tasks.example_store import ExampleStore
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.models.config import ElmoConfig
 from contexture.train import run_file
 from contexture.train.config import Run
 from contexture.train.errors import CheckpointError, ConfigError
@@ -136,8 +135,20 @@ INPUTS = "inputs"
 """The folder of a run for examples that were given in Python; written before the run starts."""
 LOG = "log.txt"
 """What a training has said, of all its starts."""
-_OF_A_RUN = ["tokenizer", "data", "checkpoints", "damaged", "metrics.jsonl", "tensorboard", "loss.png", "loss.svg",
-             "loss.pdf", "evaluations", "trackers.json", "wandb"]  # fmt: skip
+_OF_A_RUN = [
+    "tokenizer",
+    "data",
+    "checkpoints",
+    "damaged",
+    "metrics.jsonl",
+    "tensorboard",
+    "loss.png",
+    "loss.svg",
+    "loss.pdf",
+    "evaluations",
+    "trackers.json",
+    "wandb",
+]
 """What a run keeps in its folder beside run.json and the lock."""
 _WRITTEN = ["run.json", *_OF_A_RUN]
 
@@ -256,7 +267,8 @@ def write_run_json(
     record = RunRecord(run=run, versions=versions(), **facts)
     if isinstance(data, ExampleStore):
         record = dataclasses.replace(record, labels=data.labels, counts=data.counts, pair=data.pair)
-    if isinstance(run.model, ElmoConfig):
+    # A vocabulary of which the model has the words in its softmax alone, so that run.json must say how many they are.
+    if run.text.reads_characters:
         record = dataclasses.replace(record, words=tokenizer.size)
     run_file.write(directory, record)
 

@@ -33,8 +33,10 @@ class PluginErrors(logging.Filter):
         if has_gpu():
             lines = str(record.exc_info[1]).splitlines()
             why = next((line for line in lines if line.strip()), type(record.exc_info[1]).__name__)
-            logger.warning(f"jax cannot use this machine's GPU: {why}; "
-                           "install the extra [cuda], or set JAX_PLATFORMS=cpu to do without it")  # fmt: skip
+            logger.warning(
+                f"jax cannot use this machine's GPU: {why}; "
+                "install the extra [cuda], or set JAX_PLATFORMS=cpu to do without it"
+            )
         return False
 
 

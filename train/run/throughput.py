@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Literal, Protocol, TypeVar
 
-from contexture.models.model import FAMILIES
+from contexture.models.families import family_of
 from contexture.train.config import Run
 from contexture.train.objectives import batch_sizes
 from contexture.train.run.report import Record
@@ -76,9 +76,7 @@ def unknown_peak(device: Device) -> str:
 
 def activation_floats(run: Run) -> float:
     """Returns about how many numbers a training step holds at once beside its parameters."""
-    return FAMILIES[type(run.model)].activation_floats(
-        run.model, batch_sizes(run, run.data.batch // run.optim.accumulate)
-    )
+    return family_of(run.model).activation_floats(run.model, batch_sizes(run, run.data.batch // run.optim.accumulate))
 
 
 class ThroughputMeter:
@@ -101,7 +99,7 @@ class ThroughputMeter:
         # The formula counts a backbone that is trained.
         peak = None if run.reads_features else peak_flops(device_kind)
         self._length_at = length_at or (lambda step: run.data.length)
-        sizes, training_flops = batch_sizes(run, 1), FAMILIES[type(run.model)].training_flops
+        sizes, training_flops = batch_sizes(run, 1), family_of(run.model).training_flops
         # Of one sequence of a length: the fraction of a second that all devices need for it at their peak.
         self._peak_seconds = lru_cache(
             lambda length: training_flops(run.model, {**sizes, "L": length}) / (peak * devices) if peak else None

@@ -3,7 +3,6 @@
 import logging
 from pathlib import Path
 
-from contexture.data.config import WORD_FAMILIES
 from contexture.models.config import MAX_SIZE
 from contexture.train.errors import ConfigError
 from contexture.train.run_file import RunRecord, read
@@ -17,13 +16,13 @@ def trained_length(record: RunRecord) -> int:
     Where that is not known, because the run or one before it was imported, or a folder is gone, it is the length of the
     model. What reads words has no positions: it is as good as endless.
     """
-    if record.run.family in WORD_FAMILIES:
-        return MAX_SIZE
+    if record.run.text.reads_words:
+        return record.run.model.length
     longest, seen = 0, set[str]()
     while True:
         run = record.run
         if record.imported:
-            return run.model.length  # pyright: ignore[reportAttributeAccessIssue]  # a BERT or a GPT
+            return run.model.length
         longest = max(longest, run.data.length)
         if not run.init.run or run.init.random or run.init.run in seen:
             return longest
@@ -31,7 +30,7 @@ def trained_length(record: RunRecord) -> int:
         try:
             record = read(Path(run.init.run))
         except ConfigError:
-            return run.model.length  # pyright: ignore[reportAttributeAccessIssue]
+            return run.model.length
 
 
 class LengthWatch:

@@ -9,7 +9,6 @@ from contexture.data.tokenizers.registry import learn as learn_vocabulary
 from contexture.data.tokenizers.unknown_tokens import LostMarks
 from contexture.data.tokenizers.word_level import StaticWords, Words
 from contexture.data.tokenizers.wordpiece import WordPiece
-from contexture.models.config import BertConfig, ElmoConfig, GptConfig, VectorsConfig
 from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 
@@ -58,22 +57,8 @@ def check_tokenizer(run: Run, tokenizer: Tokenizer) -> None:
 
 
 def _check_kind(run: Run, kind: str) -> None:
-    if isinstance(run.model, BertConfig) and kind != WordPiece.kind:
-        raise ConfigError(
-            f"bert reads a vocabulary of kind wordpiece, with [MASK] and its like, and this one is {kind}; "
-            "give a vocab.txt as --data.tokenizer, or learn one with --data.vocabulary wordpiece"
-        )
-    if isinstance(run.model, ElmoConfig) and kind != Words.kind:
-        raise ConfigError(
-            f"elmo reads a vocabulary of kind words, and this one is {kind}; give a vocab.txt that begins with <S>, "
-            "</S>, <UNK> as --data.tokenizer, or learn one with --data.vocabulary words"
-        )
-
-    if (kind == StaticWords.kind) != isinstance(run.model, VectorsConfig):
-        raise ConfigError(
-            f"a vocabulary of kind {StaticWords.kind} is that of static vectors, and this one, of {run.family}, is "
-            f"{kind}; begin from the run that `contexture import vectors` wrote"
-        )
+    if why := run.text.why_not(kind):
+        raise ConfigError(why)
 
 
 def check_tokenizer_kind(run: Run, kind: str) -> None:
@@ -81,9 +66,5 @@ def check_tokenizer_kind(run: Run, kind: str) -> None:
 
     The model reads another kind, or could never be fine-tuned with it.
     """
-    _check_kind(run, kind)
-    if isinstance(run.model, GptConfig) and kind in (WordPiece.kind, Words.kind):
-        raise ConfigError(
-            f"no gpt should start with a vocabulary of kind {kind}: fine-tuning could add no tokens to it; learn "
-            "another, of kind byte-bpe, or give a published one"
-        )
+    if why := run.text.why_not_learned(kind):
+        raise ConfigError(why)

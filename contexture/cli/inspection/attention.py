@@ -21,19 +21,16 @@ def attention_command(argv: list[str]) -> Result:
 
     check_page(Path(request.to))
     model = open(request.run, checkpoint_of(request.step))
-    kind = "Gates" if model.run.family == "elmo" else "Attention"
+    kind = "Gates" if model.run.model.is_recurrent else "Attention"
     with model.computing():
         page = write_page(
             Path(request.to),
             f"{kind} in {run_title(model)}: {text_title(request.text)}",
-            model.model,
-            model.params,
-            model.tokenizer,
+            model,
             request.text,
             request.second,
             layers=layers,
             heads=heads,
-            head=model.run.head,
         )
     if kind == "Attention":
         model.watch_lengths().check(page.tokens)

@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contexture.analysis.layer_numbers import layer_numbers
+from contexture.analysis.options import EmbedOptions
 from contexture.api import open
 from contexture.cli.lines import check_lines, lines_of
 from contexture.cli.output import Result
 from contexture.cli.parse import parse
+from contexture.data.cancel import CancelToken
 from contexture.requests import EmbeddingRequest
 from contexture.requests.arguments import checkpoint_of
 from contexture.train.run.signals import NOTHING_WRITTEN, Signals
@@ -36,9 +39,10 @@ def embed_command(argv: list[str]) -> Result:
     # First: an unwritable place is refused at once.
     with Signals(NOTHING_WRITTEN) as signals, vectors_file(to, of, layers) as write:
         opened = open(request.run, checkpoint_of(request.step))
-        how = {"layers": layers, "pool": pool, "batch": request.batch, "stateful": request.stateful, "cancel": signals}
+        numbers = layer_numbers(layers, opened.run.model.layers)
+        how = EmbedOptions(layers=numbers, pool=pool, batch=request.batch, stateful=request.stateful)
         reader = line_reader(opened.model, opened.tokenizer, of)
-        return {"to": str(to), **_write_lines(opened, file, reader, write, how)}
+        return {"to": str(to), **_write_lines(opened, file, reader, write, how, layers == "last", signals)}
 
 
 def _write_lines(
@@ -46,19 +50,23 @@ def _write_lines(
     file: Path,
     reader: "Callable[[str, str], NamedLine]",
     write: "Write",
-    how: dict[str, Any],
+    how: EmbedOptions,
+    squeezed: bool,
+    cancel: CancelToken,
 ) -> dict[str, int]:
-    """Writes the vectors of each line of a file; warns of lines that lose their end. Returns counts:
+    """Writes the vectors of each line of a file, without a dim of layers where that is squeezed; warns of lines that
+    lose their end. Returns counts:
 
     lines      of the file
     tokens     that the model read; words: those of --of words, else the tokens without a BERT's [CLS] and [SEP]
     truncated  words whose last bytes were not read, or tokens beyond the model's length
     unknown    of static vectors, the words that have none
     """
-    from contexture.analysis.embed import embed, truncation
+    from contexture.analysis.embed import embed
     from contexture.data.tokenizers.unknown_tokens import UnknownTokens
+    from contexture.data.tokenizers.word_level import StaticWords
 
-    unknown = UnknownTokens(opened.tokenizer) if opened.run.family == "vectors" else None
+    unknown = UnknownTokens(opened.tokenizer) if isinstance(opened.tokenizer, StaticWords) else None
     waiting: deque[tuple[str, NamedLine]] = deque()  # lines that are read and whose vectors are still to come
     result: dict[str, int] = {"lines": 0, "tokens": 0, "words": 0, "truncated": 0}
     cut = 0
@@ -78,12 +86,12 @@ def _write_lines(
 
     fixed = opened.model, opened.forward_params, opened.tokenizer
     with opened.computing():
-        for array in embed(*fixed, sentences(), trained=opened.watch_lengths(), **how):
+        for array in embed(*fixed, sentences(), how, cancel=cancel, trained=opened.watch_lengths()):
             text, line = waiting.popleft()
-            write(text, line.vectors(array), line.names)
+            write(text, line.vectors(array[0] if squeezed else array), line.names)
             result["lines"] += 1
     if cut:
-        logger.warning(truncation(f"{cut:,} of {result['lines']:,} lines", opened.model.config))
+        logger.warning(opened.run.text.truncation(f"{cut:,} of {result['lines']:,} lines", opened.run.model.length))
     if unknown is not None:
         result["unknown"] = unknown.unknown
         if line := unknown.warning(file.name, "give vectors that have these words"):

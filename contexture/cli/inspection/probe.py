@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contexture.analysis.layer_numbers import layer_numbers
 from contexture.cli.output import Result, TwofoldResult
 from contexture.cli.parse import parse
 from contexture.data.errors import DataError
@@ -34,12 +35,11 @@ def probe_command(argv: list[str]) -> TwofoldResult:
     # Runs and their steps first, which are quickly read.
     records = {run: read(Path(run)).run for run in without_shared(request.runs)}
     from contexture.analysis.probing.probe_rows import FILE, read_rows
-    from contexture.analysis.probing.span_features import check_layers
     from contexture.analysis.probing.targets import check_task, read_sentences
     from contexture.train.evaluation.steps import steps_named
 
     for run in records.values():
-        check_layers(request.layers, run.model.layers)
+        layer_numbers(request.layers, run.model.layers, ("all", "each"))
     steps = {name: steps_named(Path(name), request.step, run.evaluate.metric) for name, run in records.items()}
     read_rows(folder)
     tasks = several(request.task) or _name_of(files["train"])
@@ -74,16 +74,8 @@ def _train_probes(
     from contexture.analysis.probing.probe import probe
     from contexture.analysis.probing.probe_figure import draw_probes
     from contexture.analysis.probing.probe_rows import FILE, write_rows
-    from contexture.analysis.probing.train_probes import ProbeTraining
 
     folder = Path(request.to)
-    training = ProbeTraining(
-        learning_rate=request.lr,
-        epochs=request.epochs,
-        patience=request.patience,
-        batch=request.batch,
-        seed=request.seed,
-    )
     new: list[ProbeRow] = []
     rows: list[ProbeRow] = []
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,10 +88,7 @@ def _train_probes(
                 sets["test"] if request.test else None,
                 folder=folder,
                 step=step,
-                layers=request.layers,
-                control=request.control,
-                training=training,
-                seeds=request.seeds,
+                how=request,
                 cancel=signals,
             )
             rows = write_rows(folder, new)

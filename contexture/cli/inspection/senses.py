@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from contexture.analysis.layer_numbers import layer_numbers
 from contexture.api import open
 from contexture.cli.output import Result
 from contexture.cli.parse import parse
@@ -21,7 +22,7 @@ def senses_command(argv: list[str]) -> Result:
     to = Path(request.to) if request.to else None
     if to is not None:
         _check_target(to)
-    layers = _layers(request.layers, top)
+    layers = None if request.layers == "all" else sorted(set(layer_numbers(request.layers, top, ["all"])))
     from contexture.analysis.pages.one_page import run_title
     from contexture.analysis.senses.occurrences import check_files, read_sentences
     from contexture.analysis.senses.projections import PROJECTIONS
@@ -42,12 +43,7 @@ def senses_command(argv: list[str]) -> Result:
                 model.tokenizer,
                 read_sentences(files, request.text, request.sense, request.header),
                 request.word,
-                ignore_case=request.ignore_case,
-                clusters=request.clusters,
-                adjust_anisotropy=request.adjust_anisotropy,
-                max_occurrences=request.max_occurrences,
-                seed=request.seed,
-                batch=request.batch,
+                request,
                 cancel=signals,
                 trained=model.watch_lengths(),
             )
@@ -82,12 +78,3 @@ def _check_target(to: Path) -> None:
     if to.suffix not in (".html", *PICTURES):
         raise DataError(f"--to {to}: a page ends in .html, a figure in .png, .svg or .pdf; give such a name")
     check_folder(to)
-
-
-def _layers(layers: str, top: int) -> list[int] | None:
-    if layers == "all":
-        return None
-    words = layers.split(",")
-    if not all(word.isascii() and word.isdecimal() and int(word) <= top for word in words):
-        raise DataError(f"layers={layers} are not all, or numbers from 0 to {top} with commas between")
-    return sorted({int(word) for word in words})

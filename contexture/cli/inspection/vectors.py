@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from contexture.api import open
 from contexture.cli.lines import check_lines, lines_of
@@ -11,12 +11,8 @@ from contexture.cli.parse import parse
 from contexture.data.errors import DataError
 from contexture.requests import NeighboursRequest, SimilarityRequest, several
 from contexture.requests.arguments import checkpoint_of
-from contexture.requests.vectors import VectorOptions
 from contexture.train.run.signals import NOTHING_WRITTEN, STOPPED, Signals
 from contexture.train.run_file import read
-
-if TYPE_CHECKING:
-    from contexture.analysis.neighbours.sentence_vectors import Pooling
 
 
 def neighbours_command(argv: list[str]) -> Result:
@@ -37,10 +33,9 @@ def neighbours_command(argv: list[str]) -> Result:
     def lines() -> Iterator[str]:
         return lines_of(file, "a sentence")
 
-    options = {"top": request.top, "how": _pooling(request), "whiten": request.whiten}
     with Signals(STOPPED) as signals:
         model = open(request.run, checkpoint_of(request.step))
-        options |= {"dimensions": request.dimensions, "cancel": signals}
+        options: Any = {"top": request.top, "how": request, "cancel": signals}
         if request.word:
             nearest = [word_neighbours(model, lines, queries[0], request.word, **options)]
         else:
@@ -60,14 +55,7 @@ def similarity_command(argv: list[str]) -> Result:
         raise DataError(f"{request.to}: its folder is not there; make it, or give another name")
     with Signals(NOTHING_WRITTEN) as signals:
         model = open(request.run, checkpoint_of(request.step))
-        cosines = pair_similarities(
-            model,
-            pairs,
-            how=_pooling(request),
-            whiten=request.whiten,
-            dimensions=request.dimensions,
-            cancel=signals,
-        )
+        cosines = pair_similarities(model, pairs, how=request, cancel=signals)
         result: dict[str, object] = {"run": str(request.run), "pairs": len(pairs), "mean_cosine": float(cosines.mean())}
         if scores is not None:
             result |= correlations(scores, cosines)
@@ -76,9 +64,3 @@ def similarity_command(argv: list[str]) -> Result:
                 part.write_text("".join(f"{cosine:.9g}\n" for cosine in cosines.tolist()), "utf-8")
             result["to"] = request.to
         return result
-
-
-def _pooling(request: VectorOptions) -> "Pooling":
-    from contexture.analysis.neighbours.sentence_vectors import Pooling
-
-    return Pooling(request.pool, request.layers, request.batch)

@@ -50,9 +50,9 @@ def _table_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _measure(request: ZeroshotRequest) -> dict[str, Any]:
     run = read(Path(request.run)).run
-    if request.shots and run.family != "gpt":
+    if request.shots and not run.text.is_causal:
         raise ConfigError(f"--shots is for a GPT, which reads on from examples; {request.run} is a run of {run.family}")
-    if request.task in ("qa", "summarize", "translate") and run.family != "gpt":
+    if request.task in ("qa", "summarize", "translate") and not run.text.is_causal:
         raise ConfigError(
             f"--task {request.task} is for a GPT, which writes its answers; {request.run} is a run of {run.family}"
         )
@@ -102,8 +102,9 @@ def _choose(request: ZeroshotRequest) -> dict[str, Any]:
         for file in files:
             check_lines(Path(file), "a sentence")
         read = [book_questions(file) for file in files]
-        return Questions(*([x for each in read for x in getattr(each, name)]
-                           for name in ("texts", "choices", "labels", "groups")))  # fmt: skip
+        return Questions(
+            *([x for each in read for x in getattr(each, name)] for name in ("texts", "choices", "labels", "groups"))
+        )
 
     asked = questions_of(several(request.input), request.group)
     texts = asked.texts
@@ -141,7 +142,7 @@ def _minimal_pairs(request: ZeroshotRequest) -> dict[str, Any]:
 
 def _write_answers(request: ZeroshotRequest) -> dict[str, Any]:
     from contexture.analysis.zeroshot.conversations import read_questions
-    from contexture.analysis.zeroshot.referenced_texts import ReferencedTexts, read_referenced_texts
+    from contexture.analysis.zeroshot.referenced_texts import NO_SHOTS, ReferencedTexts, Shots, read_referenced_texts
     from contexture.analysis.zeroshot.written_answers import answer_questions, summarize, translate
 
     def texts_of(option: Literal["input", "examples"], task: Literal["summarize", "translate"]) -> ReferencedTexts:
@@ -165,8 +166,10 @@ def _write_answers(request: ZeroshotRequest) -> dict[str, Any]:
             result = summarize(open(request.run, checkpoint_of(request.step)), articles, seed=request.seed, **options)
         else:
             asked = texts_of("input", "translate")
-            shown = texts_of("examples", "translate") if request.shots else None
-            options |= {"shots": request.shots, "tokenize": request.bleu_tokenize, "seed": request.seed}
+            shown = NO_SHOTS
+            if request.shots:
+                shown = Shots(texts_of("examples", "translate"), request.shots, request.seed)
+            options["tokenize"] = request.bleu_tokenize
             result = translate(open(request.run, checkpoint_of(request.step)), asked, shown, **options)
             result |= {"shots": request.shots} if request.shots else {}
     answers = result.pop("answers")

@@ -42,52 +42,77 @@ def _table(path: Path) -> Table:
 _ERNIE = "Baidu with ERNIE 1.0, in its task data (Sun et al. 2019)"
 SETS = {
     "snli": PublishedSet(
-        "SNLI", "the Stanford NLP group (snli_1.0; Bowman et al. 2015)",
-        "snli_1.0_train.jsonl, snli_1.0_dev.jsonl and snli_1.0_test.jsonl", snli,
+        "SNLI",
+        "the Stanford NLP group (snli_1.0; Bowman et al. 2015)",
+        "snli_1.0_train.jsonl, snli_1.0_dev.jsonl and snli_1.0_test.jsonl",
+        snli,
     ),
     "sst5": PublishedSet(
-        "SST-5", "the Stanford NLP group (Stanford Sentiment Treebank, its trees in PTB form; Socher et al. 2013)",
-        "train.txt, dev.txt and test.txt", trees,
+        "SST-5",
+        "the Stanford NLP group (Stanford Sentiment Treebank, its trees in PTB form; Socher et al. 2013)",
+        "train.txt, dev.txt and test.txt",
+        trees,
     ),
     "swag": PublishedSet(
-        "SWAG", "its authors (swagaf, folder data; Zellers et al. 2018)", "train.csv and val.csv", swag,
+        "SWAG",
+        "its authors (swagaf, folder data; Zellers et al. 2018)",
+        "train.csv and val.csv",
+        swag,
     ),
     "race": PublishedSet(
-        "RACE", "Carnegie Mellon University (RACE; Lai et al. 2017)",
-        "the folders train, dev and test, with high and middle in each", passages_of_race,
+        "RACE",
+        "Carnegie Mellon University (RACE; Lai et al. 2017)",
+        "the folders train, dev and test, with high and middle in each",
+        passages_of_race,
     ),
     "commonsense_qa": PublishedSet(
-        "CommonsenseQA", "its authors at Tel Aviv University (random split of version 1.11; Talmor et al. 2019)",
-        "train_rand_split.jsonl and dev_rand_split.jsonl", commonsense_questions,
+        "CommonsenseQA",
+        "its authors at Tel Aviv University (random split of version 1.11; Talmor et al. 2019)",
+        "train_rand_split.jsonl and dev_rand_split.jsonl",
+        commonsense_questions,
     ),
     "copa": PublishedSet(
-        "COPA", "SuperGLUE (COPA; Roemmele et al. 2011, Wang et al. 2019)", "train.jsonl and val.jsonl", copa,
+        "COPA",
+        "SuperGLUE (COPA; Roemmele et al. 2011, Wang et al. 2019)",
+        "train.jsonl and val.jsonl",
+        copa,
     ),
     "roc_stories": PublishedSet(
-        "the Story Cloze Test", "the University of Rochester (ROCStories, spring 2016; Mostafazadeh et al. 2016)",
+        "the Story Cloze Test",
+        "the University of Rochester (ROCStories, spring 2016; Mostafazadeh et al. 2016)",
         '"cloze_test_val__spring2016 - cloze_test_ALL_val.csv" and '
-        '"cloze_test_test__spring2016 - cloze_test_ALL_test.csv"', cloze_stories,
+        '"cloze_test_test__spring2016 - cloze_test_ALL_test.csv"',
+        cloze_stories,
     ),
     "xnli": PublishedSet(
-        "XNLI", "New York University and Facebook (XNLI-1.0, XNLI-MT-1.0; Conneau et al. 2018)",
-        "xnli.dev.tsv and xnli.test.tsv of XNLI-1.0, and multinli.train.en.tsv of XNLI-MT-1.0", xnli, "language",
+        "XNLI",
+        "New York University and Facebook (XNLI-1.0, XNLI-MT-1.0; Conneau et al. 2018)",
+        "xnli.dev.tsv and xnli.test.tsv of XNLI-1.0, and multinli.train.en.tsv of XNLI-MT-1.0",
+        xnli,
+        "language",
     ),
     "conll2003_documents": PublishedSet(
-        "CoNLL-2003", "the shared task of CoNLL-2003, made from the Reuters Corpus (Tjong Kim Sang, De Meulder 2003)",
-        "eng.train, eng.testa and eng.testb", conll,
+        "CoNLL-2003",
+        "the shared task of CoNLL-2003, made from the Reuters Corpus (Tjong Kim Sang, De Meulder 2003)",
+        "eng.train, eng.testa and eng.testb",
+        conll,
     ),
     "wnut17": PublishedSet(
-        "WNUT 2017", "the Workshop on Noisy User-generated Text (emerging entities; Derczynski et al. 2017)",
-        "wnut17train.conll, emerging.dev.conll and emerging.test.annotated", conll,
+        "WNUT 2017",
+        "the Workshop on Noisy User-generated Text (emerging entities; Derczynski et al. 2017)",
+        "wnut17train.conll, emerging.dev.conll and emerging.test.annotated",
+        conll,
     ),
     "ud_pos": PublishedSet(
-        "UD English-EWT", "Universal Dependencies (UD_English-EWT)",
-        "en_ewt-ud-train.conllu, en_ewt-ud-dev.conllu and en_ewt-ud-test.conllu", conll,
+        "UD English-EWT",
+        "Universal Dependencies (UD_English-EWT)",
+        "en_ewt-ud-train.conllu, en_ewt-ud-dev.conllu and en_ewt-ud-test.conllu",
+        conll,
     ),
     "chnsenticorp": PublishedSet("ChnSentiCorp", _ERNIE, "train.tsv, dev.tsv and test.tsv", _table),
     "lcqmc": PublishedSet("LCQMC", _ERNIE, "train.tsv, dev.tsv and test.tsv", _table),
     "msra_ner": PublishedSet("MSRA-NER", _ERNIE, "train.tsv, dev.tsv and test.tsv", tagged_characters),
-}  # fmt: skip
+}
 """By the name of their folder, which is that of the task."""
 
 

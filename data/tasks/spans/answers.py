@@ -95,8 +95,9 @@ def _listed(value: object, at: str) -> Sequence[object]:
         return value.tolist()
     if isinstance(value, list | tuple):
         return value
-    raise DataError(f'{at}: the answers are of type {type(value).__name__}; give a string, or {{"text": [], '
-                    '"answer_start": []}')  # fmt: skip
+    raise DataError(
+        f'{at}: the answers are of type {type(value).__name__}; give a string, or {{"text": [], "answer_start": []}}'
+    )
 
 
 def _answer(text: object, place: object, context: str, at: str) -> Answer:

@@ -24,8 +24,8 @@ from contexture.data.tasks.file_report import FileReport
 from contexture.data.tasks.spans.answers import placed_answer
 from contexture.data.tasks.spans.span_store import LABEL, NO_ANSWER, PLACE, UNSPELLED
 from contexture.data.tasks.spans.token_places import encode_with_places
-from contexture.data.tasks.word_alignment import encode_checked, unknown_ids
 from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.checked_text import encode_checked, unknown_ids
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.word_level import WordNumbers
 

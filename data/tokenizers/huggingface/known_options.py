@@ -51,8 +51,17 @@ _MODEL: dict[str, Mapping[str, tuple[object, ...]]] = {
 _READ = {"type", "vocab", "merges", "max_input_chars_per_word", "unk_token", "fuse_unk", "byte_fallback"}
 """Options of the model that are read. A byte vocabulary spells every text, so that those for unknown ones mean
 nothing."""
-_PARTS = {"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer", "post_processor",
-          "decoder", "model"}  # fmt: skip
+_PARTS = {
+    "version",
+    "truncation",
+    "padding",
+    "added_tokens",
+    "normalizer",
+    "pre_tokenizer",
+    "post_processor",
+    "decoder",
+    "model",
+}
 _AROUND: dict[str, tuple[list[str], ...]] = {
     WordPiece.kind: ([f"{CLS}:0", "A:0", f"{SEP}:0"], [f"{CLS}:0", "A:0", f"{SEP}:0", "B:1", f"{SEP}:1"])
 }

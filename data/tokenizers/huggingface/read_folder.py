@@ -84,8 +84,11 @@ def open_published(
         )
     opened = _Folder(source, kind, settings, whole, added, plain)
     tokenizer = _wordpiece(opened, lowercase, notes) if kind == WordPiece.kind else _byte_pairs(opened)
-    special = {name: token for name, value in settings.items() if name.endswith("_token")
-               and isinstance(token := content_of(value), str)}  # fmt: skip
+    special = {
+        name: token
+        for name, value in settings.items()
+        if name.endswith("_token") and isinstance(token := content_of(value), str)
+    }
     usual = {*special.values(), *wordpiece.SPECIAL, END, "<unk>"}
     more = [token["content"] for token in added if token.get("special", True) and token["content"] not in usual]
     return tokenizer, {**special, **({MORE: more} if more else {})}
@@ -189,8 +192,9 @@ def _case(opened: _Folder, lowercase: bool | None, notes: list[str]) -> tuple[bo
     Raises: DataError for values that are none, and where Chinese is not parted.
     """
     normal = (opened.whole or {}).get("normalizer") or {}
-    lower, accents, chinese = (opened.settings.get(name) for name in ("do_lower_case", "strip_accents",
-                                                                      "tokenize_chinese_chars"))  # fmt: skip
+    lower, accents, chinese = (
+        opened.settings.get(name) for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
+    )
     if opened.plain:
         lower, accents, chinese = normal.get("lowercase", True), normal.get("strip_accents"), None
     elif lower is None and opened.whole is not None:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from contexture.models.config import GptConfig, TransformerConfig
+from contexture.models.config import TransformerConfig
 
 
 class Choice(NamedTuple):
@@ -39,7 +39,7 @@ def choose(config: TransformerConfig, platform: str, packed: bool = False) -> Ch
 def _why_not_cudnn(config: TransformerConfig, platform: str, packed: bool) -> str:
     if platform != "gpu":
         return f"on {platform}"
-    if not isinstance(config, GptConfig):
+    if not config.is_causal:
         return "with padding, which it takes on the right alone"
     if packed:
         return "with packed text"

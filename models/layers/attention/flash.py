@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from contexture.models.layers.attention.mask import AttentionMask
+from contexture.models.layers.attention.reference import NO_DROPOUT, WeightDropout
 from contexture.models.layers.attention.tiles import Inputs, Saved, Scalars, Sizes, visited
-from contexture.models.layers.dropout import DropoutKey, row_words
+from contexture.models.layers.dropout import row_words
 from contexture.models.layers.matmul import custom_gradient
 from contexture.models.sharding import partition_spec
 
@@ -39,21 +40,18 @@ def attend(
     k_BLHK: jax.Array,
     v_BLHK: jax.Array,
     mask: AttentionMask,
+    dropped: WeightDropout = NO_DROPOUT,
     *,
     kernel: ModuleType,
-    rate: float = 0.0,
-    dropout_key: DropoutKey | None = None,
-    site: jax.Array | int = 0,
-    longest: int = 0,
     interpret: bool = False,
 ) -> jax.Array:
     """dropout(softmax(q·k/sqrt(K) + mask))·v → BLHK by a kernel (`tpu_kernel`, `gpu_kernel`), with the dropout masks
-    that the reference draws, also by `longest`. `interpret` runs the kernel as plain operations, on any device and
-    slowly."""
+    that the reference draws. `interpret` runs the kernel as plain operations, on any device and slowly."""
     assert not mask.causal or mask.tokens_BM is None, "no model hides padding from causal attention"
     B, L, H, K = q_BLHK.shape
-    drops = dropout_key is not None and rate > 0.0
-    sizes = sizes_of(mask, L, K, q_BLHK.dtype, kernel, rate if drops else 0.0, longest)
+    key = dropped.key if dropped.rate > 0.0 else None
+    rate = 0.0 if key is None else dropped.rate
+    sizes = sizes_of(mask, L, K, q_BLHK.dtype, kernel, rate, dropped.longest)
 
     order = ["BLHK".index(letter) for letter in kernel.ORDER]
     room, wider = sizes.keys * sizes.key_blocks - L, kernel.padded_width(K) - K
@@ -62,7 +60,7 @@ def attend(
     masks = [nothing_BL if x is None else x.astype(jnp.int32) for x in (mask.tokens_BM, mask.packs_BL)]
     inputs = Inputs(*arrays, *(jnp.pad(x, ((0, 0), (0, room))) for x in masks))
     window = jnp.asarray(L if mask.window is None else mask.window, jnp.int32)
-    words = row_words(dropout_key, site) if drops and dropout_key is not None else (jnp.zeros(B, jnp.uint32),) * 2
+    words = (jnp.zeros(B, jnp.uint32),) * 2 if key is None else row_words(key, dropped.site)
     y = _flash(inputs, _Numbers(window, *words), _Kernel(kernel, interpret, sizes))
     return y.transpose([kernel.ORDER.index(letter) for letter in "BLHK"])[:, :L, :, :K]
 
@@ -74,12 +72,21 @@ def sizes_of(
     queries, keys = kernel.blocks(length, width, dtype)
     padded = -(-length // max(queries, keys)) * max(queries, keys)
     return Sizes(
-        length=length, longest=longest or length, queries=queries, keys=keys,
-        query_blocks=padded // queries, key_blocks=padded // keys,
-        scale=width**-0.5, rate=rate, causal=mask.causal, windowed=mask.window is not None,
-        padded=mask.tokens_BM is not None, packed=mask.packs_BL is not None, rounds=jnp.dtype(dtype).itemsize < 4,
+        length=length,
+        longest=longest or length,
+        queries=queries,
+        keys=keys,
+        query_blocks=padded // queries,
+        key_blocks=padded // keys,
+        scale=width**-0.5,
+        rate=rate,
+        causal=mask.causal,
+        windowed=mask.window is not None,
+        padded=mask.tokens_BM is not None,
+        packed=mask.packs_BL is not None,
+        rounds=jnp.dtype(dtype).itemsize < 4,
         saves=True,
-    )  # fmt: skip
+    )
 
 
 @custom_gradient(nondiff_argnums=(2,))

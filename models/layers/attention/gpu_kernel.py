@@ -70,9 +70,7 @@ class _Tiles:
         s, of_queries, of_keys = self.s, self.queries(i), self.keys(j)
         none = jnp.zeros((1, 1), jnp.int32)
         tokens_1M = self.tokens[of_keys][None] if s.padded else none
-        packs_L1, packs_1M = (
-            (self.packs[of_queries][:, None], self.packs[of_keys][None]) if s.packed else (none, none)
-        )  # fmt: skip
+        packs_L1, packs_1M = (self.packs[of_queries][:, None], self.packs[of_keys][None]) if s.packed else (none, none)
         logits_LM = _dot(q_LK, k_MK.T) * s.scale
         return masked(s, logits_LM, *self._places(i, j), self.at.window[0], tokens_1M, packs_L1, packs_1M)
 
@@ -127,10 +125,16 @@ def _forward(s: Sizes, *refs: Ref) -> None:
 
 
 def _gradients(
-    tiles: _Tiles, i: Index, j: Index, q_LK: jax.Array, k_MK: jax.Array, v_MK: jax.Array, dy_LK: jax.Array,
-    norm: Ref, mean_L: jax.Array,
-) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """Returns a tile's weights with dropout, and the gradient of its logits, in the arrays' dtype."""
+    tiles: _Tiles,
+    place: tuple[Index, Index],
+    of_queries: tuple[jax.Array, jax.Array],
+    of_keys: tuple[jax.Array, jax.Array],
+    norm: Ref,
+    mean_L: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns a tile's weights with dropout, and the gradient of its logits, in the arrays' dtype. place: blocks of
+    queries and keys; of_queries: q and dy, LK; of_keys: k and v, MK."""
+    (i, j), (q_LK, dy_LK), (k_MK, v_MK) = place, of_queries, of_keys
     rows = tiles.queries(i)
     high_L, total_L = norm[0, rows], norm[1, rows]
     weights_LM = jnp.exp(tiles.logits(i, j, q_LK, k_MK) - high_L[:, None]) / total_L[:, None]
@@ -148,7 +152,7 @@ def _backward_keys(s: Sizes, *refs: Ref) -> None:
     def add(i: Index, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         q_LK, dy_LK = q[tiles.queries(i)], dy[tiles.queries(i)]
         mean_L = mean[0, tiles.queries(i)]
-        dropped_LM, dlogits_LM = _gradients(tiles, i, j, q_LK, k_MK, v_MK, dy_LK, norm, mean_L)
+        dropped_LM, dlogits_LM = _gradients(tiles, (i, j), (q_LK, dy_LK), (k_MK, v_MK), norm, mean_L)
         return sums[0] + _dot(dlogits_LM.T, q_LK), sums[1] + _dot(dropped_LM.T, dy_LK)
 
     zero_MK = jnp.zeros(k_MK.shape, jnp.float32)
@@ -158,8 +162,9 @@ def _backward_keys(s: Sizes, *refs: Ref) -> None:
 
 def _backward_queries(s: Sizes, *refs: Ref) -> None:
     at, (q, k, v, tokens, packs, dy, norm, *outputs, dq, mean) = (
-        Scalars(*refs[:_SCALARS]), refs[_SCALARS:],
-    )  # fmt: skip
+        Scalars(*refs[:_SCALARS]),
+        refs[_SCALARS:],
+    )
     tiles = _Tiles(s, at, tokens, packs)
     b, i = tiles.row, tiles.block
     q_LK, dy_LK = q[tiles.queries(i)], dy[tiles.queries(i)]
@@ -170,7 +175,7 @@ def _backward_queries(s: Sizes, *refs: Ref) -> None:
 
     def add(j: Index, sum_LK: jax.Array) -> jax.Array:
         k_MK, v_MK = k[tiles.keys(j)], v[tiles.keys(j)]
-        _, dlogits_LM = _gradients(tiles, i, j, q_LK, k_MK, v_MK, dy_LK, norm, mean_L)
+        _, dlogits_LM = _gradients(tiles, (i, j), (q_LK, dy_LK), (k_MK, v_MK), norm, mean_L)
         return sum_LK + _dot(dlogits_LM, k_MK)
 
     sum_LK = jax.lax.fori_loop(at.first_key_BI[b, i], at.end_key_BI[b, i], add, jnp.zeros(q_LK.shape, jnp.float32))
@@ -178,9 +183,15 @@ def _backward_queries(s: Sizes, *refs: Ref) -> None:
 
 
 def _call(
-    kernel: Callable[..., None], s: Sizes, blocks: int, scalars: Scalars, arrays: tuple[jax.Array, ...],
-    results: list[jax.ShapeDtypeStruct], products: int, interpret: bool,
-) -> Sequence[jax.Array]:  # fmt: skip
+    kernel: Callable[..., None],
+    s: Sizes,
+    blocks: int,
+    scalars: Scalars,
+    arrays: tuple[jax.Array, ...],
+    results: list[jax.ShapeDtypeStruct],
+    products: int,
+    interpret: bool,
+) -> Sequence[jax.Array]:
     """Runs a kernel over (blocks, heads, sequences). It sees whole arrays of one sequence and head, which Triton reads
     a tile at a time.
 
@@ -230,7 +241,5 @@ def backward(
     arrays = (*inputs, dy, saved.norm, *outputs)
     dq, mean = _call(_backward_queries, s, s.query_blocks, scalars, arrays, results, 3, interpret)
     arrays = (*inputs, dy, saved.norm, mean)
-    dk, dv = _call(
-        _backward_keys, s, s.key_blocks, scalars, arrays, [like(inputs.k), like(inputs.v)], 4, interpret
-    )  # fmt: skip
+    dk, dv = _call(_backward_keys, s, s.key_blocks, scalars, arrays, [like(inputs.k), like(inputs.v)], 4, interpret)
     return dq, dk, dv

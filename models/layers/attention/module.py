@@ -10,6 +10,7 @@ from jax.typing import DTypeLike
 from contexture.models.config import Quantization
 from contexture.models.layers.attention import cudnn, reference
 from contexture.models.layers.attention.mask import AttentionMask
+from contexture.models.layers.attention.reference import NO_DROPOUT, WeightDropout
 from contexture.models.layers.blocks import Init, Linear, fused_projections
 from contexture.models.layers.dropout import DropoutKey
 from contexture.models.sharding import platform
@@ -25,18 +26,12 @@ def attend(
     k_BMHK: jax.Array,
     v_BMHK: jax.Array,
     mask: AttentionMask | jax.Array,
-    *,
-    rate: float = 0.0,
-    dropout_key: DropoutKey | None = None,
-    site: jax.Array | int = 0,
-    longest: int = 0,
+    dropped: WeightDropout = NO_DROPOUT,
 ) -> jax.Array:
     """dropout(softmax(q·k/sqrt(K) + mask))·v → BLHK: by the reference where the mask is an array that broadcasts to
-    BHLM, by a kernel where it is a rule. longest: as in `reference.attend`."""
+    BHLM, by a kernel where it is a rule."""
     if not isinstance(mask, AttentionMask):
-        return reference.attend(
-            q_BLHK, k_BMHK, v_BMHK, mask, rate=rate, dropout_key=dropout_key, site=site, longest=longest
-        )
+        return reference.attend(q_BLHK, k_BMHK, v_BMHK, mask, dropped)
     if mask.implementation == "cudnn":  # chosen for causal attention without dropout, window and documents
         return cudnn.attend(q_BLHK, k_BMHK, v_BMHK)
     # Pallas takes as long to import as all of this package, and a CPU's user needs none of it.
@@ -44,9 +39,14 @@ def attend(
 
     on = platform()
     return flash.attend(
-        q_BLHK, k_BMHK, v_BMHK, mask, rate=rate, dropout_key=dropout_key, site=site, longest=longest,
-        kernel=gpu_kernel if on == "gpu" else tpu_kernel, interpret=on == "cpu",
-    )  # fmt: skip
+        q_BLHK,
+        k_BMHK,
+        v_BMHK,
+        mask,
+        dropped,
+        kernel=gpu_kernel if on == "gpu" else tpu_kernel,
+        interpret=on == "cpu",
+    )
 
 
 class Attention(nn.Module):
@@ -82,8 +82,7 @@ class Attention(nn.Module):
         q_BLHK, k_BMHK, v_BMHK = fused_projections((self.query, self.key, self.value), x_BLD)
 
         def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            longest = self.sizes["L"]
-            return attend(q, k, v, mask, rate=self.rate, dropout_key=dropout_key, site=site, longest=longest)
+            return attend(q, k, v, mask, WeightDropout(self.rate, dropout_key, site, self.sizes["L"]))
 
         return self.out((jax.checkpoint(attention) if self.recompute else attention)(q_BLHK, k_BMHK, v_BMHK))
 

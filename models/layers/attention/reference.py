@@ -9,14 +9,31 @@ import jax.numpy as jnp
 from contexture.models.layers.dropout import DropoutKey, dropout
 from contexture.models.layers.matmul import custom_gradient
 
-Residuals: TypeAlias = tuple[
-    jax.Array, jax.Array, jax.Array, jax.Array, DropoutKey | None, jax.Array | int
-]  # fmt: skip
+Residuals: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array, DropoutKey | None, jax.Array | int]
 """What the backward pass keeps: q, k, v, the attention weights, and how to draw their dropout mask again."""
 
 
+class WeightDropout(NamedTuple):
+    """The dropout of attention weights.
+
+    rate     of the weights that become 0
+    key      of the step's masks; None: no dropout
+    site     which of the model's dropouts this is
+    longest  of sequences padded to several lengths, the greatest: a weight's dropout depends on its place there. 0:
+             they have one length
+    """
+
+    rate: float = 0.0
+    key: DropoutKey | None = None
+    site: jax.Array | int = 0
+    longest: int = 0
+
+
+NO_DROPOUT = WeightDropout()
+
+
 class Drop(NamedTuple):
-    """The dropout of attention weights: its rate, and the dims (H, L, M) by which it numbers them; (): their own."""
+    """What a program is compiled for: the rate, and the dims (H, L, M) by which weights are numbered; (): their own."""
 
     rate: float
     whole: tuple[int, ...]
@@ -27,21 +44,17 @@ def attend(
     k_BMHK: jax.Array,
     v_BMHK: jax.Array,
     bias_BHLM: jax.Array,
-    *,
-    rate: float = 0.0,
-    dropout_key: DropoutKey | None = None,
-    site: jax.Array | int = 0,
-    longest: int = 0,
+    dropped: WeightDropout = NO_DROPOUT,
 ) -> jax.Array:
     """dropout(softmax(q·k/sqrt(K) + bias))·v → BLHK; the softmax in float32.
 
-    bias broadcasts: a mask over keys is (B, 1, 1, M). It is a constant: it receives no gradient. longest: of sequences
-    padded to several lengths, the greatest; a weight's dropout depends on its place there. 0: they have one length.
+    bias broadcasts: a mask over keys is (B, 1, 1, M). It is a constant: it receives no gradient.
     """
     # Heads before positions: each product below is then a batch of plain matrix products.
     q_BHLK, k_BHMK, v_BHMK = (x.swapaxes(1, 2) for x in (q_BLHK, k_BMHK, v_BMHK))
-    drop = Drop(rate, (q_BLHK.shape[2], longest, longest) if longest else ())
-    y_BHLK = _attend(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, dropout_key, site, drop)
+    longest = dropped.longest
+    drop = Drop(dropped.rate, (q_BLHK.shape[2], longest, longest) if longest else ())
+    y_BHLK = _attend(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, dropped.key, dropped.site, drop)
     return y_BHLK.swapaxes(1, 2)
 
 

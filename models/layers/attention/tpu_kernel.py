@@ -246,63 +246,77 @@ def nearest(block: Index, first: Index, end: Index) -> jax.Array:
     return jnp.clip(block, first, jnp.maximum(end, 1) - 1)
 
 
-def _call(
-    kernel: Callable[[Sizes, Scalars, Refs], None], s: Sizes, scalars: Scalars, arrays: dict[str, jax.Array],
-    results: dict[str, jax.ShapeDtypeStruct], scratch: dict[str, tuple[int, ...]], *, by: str, products: int,
-    interpret: bool,
-) -> Sequence[jax.Array]:  # fmt: skip
-    """Runs a kernel over (sequences, heads, blocks, blocks). Arrays are named with their dims: M are keys, L queries.
+class _Pass(NamedTuple):
+    """A kernel, and how it goes over the blocks.
 
     by        the blocks that the outer loop goes over: queries or keys
     products  the matrix products of a tile
     """
+
+    kernel: Callable[[Sizes, Scalars, Refs], None]
+    by: str
+    products: int
+
+
+def _block(name: str, s: Sizes, width: int, by_keys: bool) -> pl.BlockSpec:
+    """Returns which part of an array a tile has, by the array's dims."""
+    dims, size = name.split()[1], {"B": 1, "H": 1, "1": 1, "2": 2, "K": width, "L": s.queries, "M": s.keys}
+
+    def index(b: Index, h: Index, outer: Index, inner: Index, *numbers: Ref) -> tuple[Index, ...]:
+        at = Scalars(*numbers)
+        # Of a tile that is not visited the blocks of a visited one stand: nothing is fetched for it.
+        if by_keys:
+            j, i = outer, nearest(inner, at.first_query_BJ[b, outer], at.end_query_BJ[b, outer])
+            # The first keys' turn forms the mean of all queries.
+            i = jnp.where(outer == 0, inner, i)
+        else:
+            i, j = outer, nearest(inner, at.first_key_BI[b, outer], at.end_key_BI[b, outer])
+        once = jnp.where(outer == 0, inner, s.query_blocks - 1)
+        place = {"B": b, "H": h, "L": i, "M": j, "O": once}
+        return tuple(place.get(letter, 0) for letter in dims)
+
+    if dims.endswith("W"):  # all queries of a head
+        shape = (1, 1, width, s.queries * s.query_blocks)
+        return pl.BlockSpec(shape, lambda b, h, *_: (b, h, 0, 0))
+    size["O"] = s.queries  # queries that are read in the first keys' turn alone
+    return pl.BlockSpec(tuple(size[letter] for letter in dims), index)
+
+
+def _call(
+    of: _Pass,
+    s: Sizes,
+    scalars: Scalars,
+    arrays: dict[str, jax.Array],
+    results: dict[str, jax.ShapeDtypeStruct],
+    scratch: dict[str, tuple[int, ...]],
+    interpret: bool,
+) -> Sequence[jax.Array]:
+    """Runs a kernel over (sequences, heads, blocks, blocks). Arrays are named with their dims: M keys, L queries."""
     q = arrays["q BHKL"]
-    width, by_keys = q.shape[2], by == "keys"
-
-    def block(name: str) -> pl.BlockSpec:
-        dims, size = name.split()[1], {"B": 1, "H": 1, "1": 1, "2": 2, "K": width, "L": s.queries, "M": s.keys}
-
-        def index(b: Index, h: Index, outer: Index, inner: Index, *numbers: Ref) -> tuple[Index, ...]:
-            at = Scalars(*numbers)
-            # Of a tile that is not visited the blocks of a visited one stand: nothing is fetched for it.
-            if by_keys:
-                j, i = outer, nearest(inner, at.first_query_BJ[b, outer], at.end_query_BJ[b, outer])
-                # The first keys' turn forms the mean of all queries.
-                i = jnp.where(outer == 0, inner, i)
-            else:
-                i, j = outer, nearest(inner, at.first_key_BI[b, outer], at.end_key_BI[b, outer])
-            once = jnp.where(outer == 0, inner, s.query_blocks - 1)
-            place = {"B": b, "H": h, "L": i, "M": j, "O": once}
-            return tuple(place.get(letter, 0) for letter in dims)
-
-        if dims.endswith("W"):  # all queries of a head
-            shape = (1, 1, width, s.queries * s.query_blocks)
-            return pl.BlockSpec(shape, lambda b, h, *_: (b, h, 0, 0))
-        size["O"] = s.queries  # queries that are read in the first keys' turn alone
-        return pl.BlockSpec(tuple(size[letter] for letter in dims), index)
+    width, by_keys = q.shape[2], of.by == "keys"
 
     def run(*refs: Ref) -> None:
         names = [name.split()[0] for name in (*arrays, *results, *scratch)]
-        kernel(s, Scalars(*refs[:_SCALARS]), dict(zip(names, refs[_SCALARS:], strict=True)))
+        of.kernel(s, Scalars(*refs[:_SCALARS]), dict(zip(names, refs[_SCALARS:], strict=True)))
 
     grid = (s.key_blocks, s.query_blocks) if by_keys else (s.query_blocks, s.key_blocks)
-    outer = "arbitrary" if kernel is _backward else "parallel"
+    outer = "arbitrary" if of.kernel is _backward else "parallel"
     return pl.pallas_call(
         run,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=_SCALARS,
             grid=(*q.shape[:2], *grid),
-            in_specs=[block(name) for name in arrays],
-            out_specs=[block(name) for name in results],
+            in_specs=[_block(name, s, width, by_keys) for name in arrays],
+            out_specs=[_block(name, s, width, by_keys) for name in results],
             scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch.values()],
         ),
         out_shape=list(results.values()),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", outer, "arbitrary"), vmem_limit_bytes=_VMEM_BYTES
         ),
-        cost_estimate=cost(s, q.shape[:2], width, products, (*arrays.values(), *results.values())),
+        cost_estimate=cost(s, q.shape[:2], width, of.products, (*arrays.values(), *results.values())),
         interpret=interpret,
-        name=f"attention{kernel.__name__}",
+        name=f"attention{of.kernel.__name__}",
     )(*scalars, *arrays.values())
 
 
@@ -310,8 +324,13 @@ def _named(inputs: Inputs) -> dict[str, jax.Array]:
     # Masks get a dim of one, which stands for the sublanes.
     q, k, v, tokens, packs = *inputs[:3], inputs.tokens_BM[:, None], inputs.packs_BM[:, None]
     return {
-        "q BHKL": q, "k BHKM": k, "v BHKM": v, "tokens B1M": tokens, "query_packs B1L": packs, "key_packs B1M": packs,
-    }  # fmt: skip
+        "q BHKL": q,
+        "k BHKM": k,
+        "v BHKM": v,
+        "tokens B1M": tokens,
+        "query_packs B1L": packs,
+        "key_packs B1M": packs,
+    }
 
 
 def forward(s: Sizes, scalars: Scalars, inputs: Inputs, interpret: bool) -> tuple[jax.Array, Saved]:
@@ -323,9 +342,7 @@ def forward(s: Sizes, scalars: Scalars, inputs: Inputs, interpret: bool) -> tupl
         scratch["kept_sums"] = (2, s.queries)
         if s.saves:
             results["rounding BHKL"] = like(inputs.q)
-    y, norm, *rounding = _call(
-        _forward, s, scalars, _named(inputs), results, scratch, by="queries", products=2, interpret=interpret
-    )
+    y, norm, *rounding = _call(_Pass(_forward, "queries", 2), s, scalars, _named(inputs), results, scratch, interpret)
     return y, Saved(norm, None if s.whole_rows else y, rounding[0] if rounding else None)
 
 
@@ -345,15 +362,12 @@ def backward(
     if fused:
         scratch = sums | {"dq_sum": (s.query_blocks, K, s.queries), "means": (s.query_blocks, 1, s.queries)}
         results = {"dq BHKW": like(inputs.q)} | keys
-        dq, dk, dv = call(
-            _backward, arrays=arrays | outputs, results=results, scratch=scratch, by="keys", products=5
-        )  # fmt: skip
+        dq, dk, dv = call(_Pass(_backward, "keys", 5), arrays=arrays | outputs, results=results, scratch=scratch)
         return dq, dk, dv
     results = {"dq BHKL": like(inputs.q), "mean BH1L": jax.ShapeDtypeStruct((B, H, 1, L), jnp.float32)}
     scratch = {"dq_sum": (K, s.queries)}
-    dq, mean = call(
-        _backward_queries, arrays=arrays | outputs, results=results, scratch=scratch, by="queries", products=3
-    )  # fmt: skip
+    of = _Pass(_backward_queries, "queries", 3)
+    dq, mean = call(of, arrays=arrays | outputs, results=results, scratch=scratch)
     arrays["mean BH1L"] = mean
-    dk, dv = call(_backward_keys, arrays=arrays, results=keys, scratch=sums, by="keys", products=4)
+    dk, dv = call(_Pass(_backward_keys, "keys", 4), arrays=arrays, results=keys, scratch=sums)
     return dq, dk, dv

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ import contexture
 from contexture.analysis.attention import write_page as pages
 from contexture.analysis.attention.maps import LayerMaps, TokenSequence
 from contexture.models.config import BertConfig, HeadConfig
-from contexture.models.model import build
+from contexture.models.families import build
 from tests.analysis.pages.browser import (
     IN_BROWSER,
     check_nothing_left_or_ran,
@@ -34,8 +35,12 @@ pytestmark = IN_BROWSER
 def _write(to: Path, run: str, text: str, **options: Any) -> Path:
     model = contexture.open(GOLDEN / run)
     with model.computing():
-        pages.write_page(to, "a run", model.model, model.params, model.tokenizer, text, head=model.run.head, **options)
+        pages.write_page(to, "a run", model, text, **options)
     return to
+
+
+def _opened(model: Any, tokenizer: Any) -> Any:
+    return SimpleNamespace(model=model, params={}, tokenizer=tokenizer, run=SimpleNamespace(head=HeadConfig()))
 
 
 def _open(browser: Any, file: Path, drawn: str = "head 1 1") -> None:
@@ -169,7 +174,7 @@ def test_the_texts_of_the_neuron_view_are_whole_and_apart(
     monkeypatch.setattr(pages, "token_sequence", lambda *_: TokenSequence([5] * 5, [True] * 5, [0] * 5))
     model = build(BertConfig(vocab=30, length=8, layers=2, hidden=2 * vector, heads=2, ffn=8))
     tokenizer = contexture.open(GOLDEN / "bert").tokenizer
-    pages.write_page(tmp_path / "page.html", "a run", model, {}, tokenizer, "text", head=HeadConfig())
+    pages.write_page(tmp_path / "page.html", "a run", _opened(model, tokenizer), "text")
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": _RECORD})
@@ -237,7 +242,7 @@ def test_512_tokens_of_144_heads_open_within_three_seconds_and_20_mb(
     to = tmp_path / "page.html"
     with jax.default_device(jax.devices("cpu")[0]):
         tokenizer = contexture.open(GOLDEN / "bert").tokenizer
-        page = pages.write_page(to, "large", model, {}, tokenizer, "text", head=HeadConfig())
+        page = pages.write_page(to, "large", _opened(model, tokenizer), "text")
     assert page.bytes < 20_000_000 and page.tokens == 512
     browser.get("about:blank")
     browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})

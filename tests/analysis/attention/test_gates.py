@@ -12,8 +12,9 @@ from contexture.data.errors import DataError
 from contexture.data.layouts import elmo_lines
 from contexture.models.config import ElmoConfig
 from contexture.models.elmo import sizes
+from contexture.models.families import build
 from contexture.models.layers.char_cnn import CharCnn
-from contexture.models.model import Outputs, build
+from contexture.models.model import Outputs
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, close
 from tests.train.run.test_formats import GOLDEN

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 import contexture
-from contexture.analysis.attention.maps import TokenSequence, Transformer, layer_maps, token_sequence
+from contexture.analysis.attention.maps import TokenSequence, layer_maps, token_sequence
 from contexture.data.errors import DataError
 from contexture.data.layouts import with_task_tokens
-from contexture.models.config import BertConfig, GptConfig
+from contexture.models.config import BertConfig, GptConfig, TransformerConfig
+from contexture.models.families import build
 from contexture.models.layers.attention import reference
-from contexture.models.model import Outputs, build
+from contexture.models.model import Outputs
 from tests.helpers.commands import devices
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, close, worst
@@ -21,7 +22,7 @@ from tests.train.run.test_formats import GOLDEN
 
 BERT = BertConfig(vocab=61, length=24, layers=3, hidden=24, heads=3, ffn=40)
 PRE = GptConfig(vocab=61, length=24, layers=4, hidden=24, heads=3, ffn=40)
-CONFIGS: dict[str, Transformer] = {
+CONFIGS: dict[str, TransformerConfig] = {
     "bert": BERT,
     "scanned": dataclasses.replace(BERT, unroll=1),
     "pre-norm": PRE,
@@ -31,12 +32,12 @@ CONFIGS: dict[str, Transformer] = {
 COUNT = 13
 
 
-def _sequence(config: Transformer) -> TokenSequence:
+def _sequence(config: TransformerConfig) -> TokenSequence:
     ids = np.random.default_rng(2).integers(0, config.vocab, COUNT).tolist()
     return TokenSequence(ids, [False] * COUNT, [0] * 6 + [int(isinstance(config, BertConfig))] * (COUNT - 6))
 
 
-def _params(config: Transformer) -> Any:
+def _params(config: TransformerConfig) -> Any:
     """Deviation 0.3, norms about one: weights large enough to matter."""
     batch = {name: np.ones((1, 8), np.int32) for name in ("tokens", "segments", "mask")}
     shapes = jax.eval_shape(lambda: build(config).init(jax.random.key(0), batch)["params"])
@@ -48,13 +49,13 @@ def _params(config: Transformer) -> Any:
     return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
-def _maps(config: Transformer, **chosen: list[int]) -> list[Any]:
+def _maps(config: TransformerConfig, **chosen: list[int]) -> list[Any]:
     every = {"layers": list(range(1, config.layers + 1)), "heads": list(range(1, config.heads + 1))}
     with devices(1):
         return list(layer_maps(config, _params(config), 0, _sequence(config), **{**every, **chosen}))
 
 
-def _of_training(config: Transformer, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+def _of_training(config: TransformerConfig, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     """The weights BHLM that a training step multiplies with the values, layer by layer."""
     seen: list[np.ndarray] = []
     plain = reference.dropout

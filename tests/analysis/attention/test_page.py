@@ -7,6 +7,7 @@ import json
 import re
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import contexture
 from contexture.analysis.attention import write_page as pages
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
-from contexture.models.model import build
+from contexture.models.families import build
 from tests.helpers.parity_rule import assert_close, worst
 from tests.train.run.test_formats import GOLDEN
 
@@ -29,7 +30,7 @@ def _page(tmp_path: Path, run: str, **options: Any) -> str:
     text = options.pop("text", "the cat")
     title = options.pop("title", "a run")
     with model.computing():
-        pages.write_page(to, title, model.model, model.params, model.tokenizer, text, head=model.run.head, **options)
+        pages.write_page(to, title, model, text, **options)
     return to.read_text("utf-8")
 
 
@@ -122,7 +123,8 @@ def test_a_page_says_which_layers_are_banded(tmp_path: Path):
     model, to = contexture.open(GOLDEN / "gpt"), tmp_path / "page.html"
     banded = build(dataclasses.replace(model.model.config, local_window=3))
     with model.computing():
-        pages.write_page(to, "", banded, model.params, model.tokenizer, "the cat sat", head=model.run.head)
+        opened: Any = SimpleNamespace(model=banded, params=model.params, tokenizer=model.tokenizer)
+        pages.write_page(to, "", opened, "the cat sat")
     page = to.read_text("utf-8")
     assert json.loads(_block(page, "data"))["windows"] == [0, 3]
     count = len(json.loads(_block(page, "data"))["tokens"])

@@ -9,9 +9,10 @@ from scipy import stats
 
 import contexture
 from contexture.analysis.neighbours.search import sentence_neighbours, word_neighbours
-from contexture.analysis.neighbours.sentence_vectors import Pooling, sentence_vectors
+from contexture.analysis.neighbours.sentence_vectors import sentence_vectors
 from contexture.analysis.neighbours.similarity import pair_similarities, read_pairs
 from contexture.analysis.neighbours.whitening import fit_whitening
+from contexture.analysis.options import VectorOptions
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
 from contexture.models.heads.layer_mix import learned_mixes
@@ -56,7 +57,9 @@ def cosine(a, b) -> float:
 @pytest.mark.parametrize("whiten", [False, True], ids=["plain", "whitened"])
 def test_the_nearest_sentences_are_those_of_all_cosines(model, whiten):
     queries = ["my dog likes the cat", "that man"]
-    got = sentence_neighbours(model, lambda: iter(LINES), queries, top=4, how=Pooling("mean", "1", 2), whiten=whiten)
+    got = sentence_neighbours(
+        model, lambda: iter(LINES), queries, top=4, how=VectorOptions(pool="mean", layers="1", batch=2, whiten=whiten)
+    )
     vectors, asked = (model.embed(texts, pool="mean", layers=1) for texts in (LINES, queries))
     if whiten:
         whitening = fit_whitening([vectors])
@@ -93,10 +96,10 @@ def test_a_learned_mix_weighs_the_layers(tmp_path):
     weights = np.array(learned_mixes(run.params)["input"]["weights"], np.float32)
     assert np.ptp(weights) > 0.01
     expected = np.tensordot(run.embed(LINES, layers="all"), weights, ((1,), (0,)))
-    got = np.concatenate(list(sentence_vectors(run, LINES, Pooling(layers="mix"))))
+    got = np.concatenate(list(sentence_vectors(run, LINES, VectorOptions(layers="mix"))))
     close(got, expected, tolerance=1e-5)
     with pytest.raises(DataError, match="layers=mix, and .* has learned no mix of layers; give a number, or a run"):
-        list(sentence_vectors(contexture.open(RUN), LINES, Pooling(layers="mix")))
+        list(sentence_vectors(contexture.open(RUN), LINES, VectorOptions(layers="mix")))
 
 
 def test_the_commands_give_what_the_functions_do(text, tmp_path):
@@ -105,7 +108,9 @@ def test_the_commands_give_what_the_functions_do(text, tmp_path):
     got = json_of("neighbours", RUN, "--input", text, "--queries", tmp_path / "queries.txt", "--top", "2")
     assert got["queries"] == sentence_neighbours(model, lambda: iter(LINES), ["my dog", "the queen"], top=2)
     got = json_of("neighbours", RUN, "--input", text, "--text", "my dog", "--word", "dog", "--layers", "0")
-    assert got["queries"] == [word_neighbours(model, lambda: iter(LINES), "my dog", "dog", how=Pooling(layers="0"))]
+    assert got["queries"] == [
+        word_neighbours(model, lambda: iter(LINES), "my dog", "dog", how=VectorOptions(layers="0"))
+    ]
 
     rows = [("the cat", "a cat", 4.5), ("my dog", "the queen", 1.0), ("one bird", "that bird", 5.0), ("a", "the", 2.0)]
     (tmp_path / "sts.tsv").write_text("sentence1\tsentence2\tscore\n" + "".join(f"{a}\t{b}\t{s}\n" for a, b, s in rows))
@@ -119,7 +124,7 @@ def test_the_commands_give_what_the_functions_do(text, tmp_path):
     (tmp_path / "pairs.jsonl").write_text(json.dumps({"sentence1": "a cat", "sentence2": "a dog"}) + "\n")
     assert read_pairs(str(tmp_path / "pairs.jsonl")) == ([("a cat", "a dog")], None)
     assert "spearman" not in json_of("similarity", RUN, "--input", tmp_path / "pairs.jsonl")
-    whitened = pair_similarities(model, [row[:2] for row in rows], whiten=True, dimensions=2)
+    whitened = pair_similarities(model, [row[:2] for row in rows], how=VectorOptions(whiten=True, dimensions=2))
     assert whitened.shape == (4,) and np.abs(whitened).max() <= 1 + 1e-6
 
 
@@ -180,6 +185,6 @@ def test_texts_that_are_cut_are_counted():
     model, long_text = contexture.open(GOLDEN / "bert"), "the cat sees the river " * 9
     for texts, lines in ((["the cat"], []), ([long_text, "the", long_text], ["2 texts"]), ([long_text], ["1 texts"])):
         with logged() as messages:
-            assert len([*sentence_vectors(model, texts, Pooling())]) == 1
+            assert len([*sentence_vectors(model, texts, VectorOptions())]) == 1
         cut = [line.partition(", ")[0] for line in messages if "truncated" in line]
         assert cut == [f"warning: truncated {count}" for count in lines]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from contexture.analysis.options import ProbeOptions
 from contexture.analysis.probing.probe import _probe_task
 from contexture.analysis.probing.probe_examples import ProbeExamples, control_task, encode_targets
 from contexture.analysis.probing.probe_scores import (
@@ -16,7 +17,6 @@ from contexture.analysis.probing.probe_scores import (
 from contexture.analysis.probing.span_features import SpanFeatures
 from contexture.analysis.probing.target_types import Sentence, Target
 from contexture.analysis.probing.train_probes import (
-    ProbeTraining,
     layers_of,
     measure_probes,
     predict_labels,
@@ -27,7 +27,7 @@ from tests.analysis.probing.synthetic import joined, synthetic_task
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, close
 
-HOW = ProbeTraining(learning_rate=3e-3, epochs=6, batch=32)
+HOW = ProbeOptions(lr=3e-3, epochs=6, batch=32)
 CARRIERS = ((0, 1), (2, 1), (3, 1), (2, 2))
 """A layer, and the spans of a target."""
 CUMULATIVE = [list(range(n + 1)) for n in range(4)]
@@ -46,7 +46,7 @@ def test_a_label_in_one_layer_is_there_for_mix_and_cumulative_scores(carrier: in
     train, dev, units = joined(
         synthetic_task(count, carrier=carrier, spans=spans), synthetic_task(150, carrier=carrier, spans=spans, seed=1)
     )
-    how = replace(HOW, learning_rate=rate, epochs=round(7200 * 3e-3 / rate / count), patience=12)
+    how = replace(HOW, lr=rate, epochs=round(7200 * 3e-3 / rate / count), patience=12)
     probes = train_probes(train, dev, units, layers_of(CUMULATIVE, 4), how)
     counts, _ = measure_probes(probes.params, probes.layers_PN, dev, units, 32)
     scores = [micro_f1(each) for each in counts]
@@ -77,7 +77,7 @@ def test_shuffled_labels_fall_to_the_majority():
     assert _f1(train, dev, units, [[0, 1, 2, 3]])[0] > 0.97
     shuffled = replace(train, labels_TC=np.random.default_rng(3).permutation(train.labels_TC))
     # With a low rate nothing is learnt by heart, and the frequent label is all that there is to know.
-    fallen = _f1(shuffled, dev, units, [[0, 1, 2, 3]], replace(HOW, learning_rate=1e-4))[0]
+    fallen = _f1(shuffled, dev, units, [[0, 1, 2, 3]], replace(HOW, lr=1e-4))[0]
     majority = majority_f1(shuffled.labels_TC, dev.labels_TC, 0)
     assert 0.7 < majority < 0.9
     assert_close(fallen, majority, atol=0.03)
@@ -193,6 +193,6 @@ def test_the_best_layer_is_chosen_on_dev_and_measured_on_test():
     sets = {name: replace(own, spans_TS2=own.spans_TS2 + start)
             for (name, (own, _)), start in zip(parts.items(), starts, strict=False)}  # fmt: skip
     features = SpanFeatures(np.concatenate([units for _, units in parts.values()]), [], [], 1)
-    row = _probe_task(sets, features, [0, 1, 2, 3], "each", False, replace(HOW, learning_rate=1e-2), NEVER)
+    row = _probe_task(sets, features, [0, 1, 2, 3], replace(HOW, lr=1e-2, layers="each", control=False), NEVER)
     assert row["split"] == "test" and row["best_layer"] == 1 and row["f1"] == row["layer_f1"][1] < 0.6
     assert row["layer_f1"][3] > 0.97

@@ -2,17 +2,18 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from contexture.analysis.options import ProbeOptions
 from contexture.analysis.probing import probe_figure, span_features
 from contexture.analysis.probing.probe import probe
 from contexture.analysis.probing.probe_figure import draw_probes
 from contexture.analysis.probing.probe_rows import FILE, ProbeRow, read_rows, write_rows
 from contexture.analysis.probing.target_types import Sentence, Target
-from contexture.analysis.probing.train_probes import ProbeTraining
 from contexture.analysis.trained_model import TrainedModel
 from contexture.data.errors import DataError
 from contexture.train.errors import CheckpointError
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_device")
 
 RUNS = ("bert", "gpt", "elmo")
 TEXTS = [("the", "old", "cat", "sees", "a", "riverbank"), ("two", "apples"), ("my", "brother", "paints", "the", "sea")]
-FAST = ProbeTraining(learning_rate=1e-2, epochs=2, batch=16)
+FAST = ProbeOptions(lr=1e-2, epochs=2, batch=16)
 
 
 def _features(model: TrainedModel, folder: Path, texts=TEXTS, **options):
@@ -86,7 +87,7 @@ def _sentences(count: int, *extra: Sentence) -> list[Sentence]:
 @pytest.mark.parametrize("name", [RUNS[1], *long(RUNS[0], *RUNS[2:])])
 def test_every_family_is_probed(tmp_path, name):
     sets = {"edges": _sentences(24)}
-    (row,) = probe(GOLDEN / name, sets, {"edges": _sentences(10)}, folder=tmp_path, training=FAST)
+    (row,) = probe(GOLDEN / name, sets, {"edges": _sentences(10)}, folder=tmp_path, how=FAST)
     layers = TrainedModel(GOLDEN / name).model.config.layers
     assert row["layers"] == list(range(layers + 1)) and row["split"] == "dev"
     assert row["targets"] == {"train": 48, "dev": 20} and row["labels"] == 3
@@ -99,10 +100,10 @@ def test_every_family_is_probed(tmp_path, name):
 
 def test_layers_may_be_probed_alone_and_mixes_of_some(tmp_path):
     sets, dev = {"edges": _sentences(24)}, {"edges": _sentences(10)}
-    (each,) = probe(GOLDEN / RUNS[0], sets, dev, dev, folder=tmp_path, layers="each", training=FAST)
+    (each,) = probe(GOLDEN / RUNS[0], sets, dev, dev, folder=tmp_path, how=replace(FAST, layers="each"))
     assert each["split"] == "test" and len(each["layer_f1"]) == len(each["layers"]) == len(each["layer_selectivity"])
     assert each["f1"] == each["layer_f1"][each["best_layer"]] and "weights" not in each
-    (two,) = probe(GOLDEN / RUNS[0], sets, dev, folder=tmp_path, layers="0,2", training=FAST, control=False)
+    (two,) = probe(GOLDEN / RUNS[0], sets, dev, folder=tmp_path, how=replace(FAST, layers="0,2", control=False))
     assert_close(two["centre_of_gravity"], 2 * two["weights"][1], rtol=1e-6)
     assert "selectivity" not in two and "cumulative_f1" not in two
 
@@ -110,7 +111,7 @@ def test_layers_may_be_probed_alone_and_mixes_of_some(tmp_path):
 @pytest.mark.long
 def test_one_layer_may_be_probed(tmp_path):
     sets, dev = {"edges": _sentences(24)}, {"edges": _sentences(10)}
-    (top,) = probe(GOLDEN / RUNS[0], sets, dev, folder=tmp_path, layers="2", training=FAST, control=False)
+    (top,) = probe(GOLDEN / RUNS[0], sets, dev, folder=tmp_path, how=replace(FAST, layers="2", control=False))
     assert top["layers"] == [2] and top["weights"] == [1.0] and top["centre_of_gravity"] == 2
     assert "selectivity" not in top and "cumulative_f1" not in top
 
@@ -120,7 +121,7 @@ def test_what_is_left_out_and_what_cannot_be_known_is_counted(tmp_path):
     new = Sentence(("the", "sea"), (Target((0, 1), (1, 2), ("never", "obj")),), "x:8")
     sets, dev = {"edges": _sentences(24, long)}, {"edges": _sentences(10, long, new)}
     with logged() as lines:
-        (row,) = probe(GOLDEN / RUNS[0], sets, dev, folder=tmp_path, training=FAST, control=False)
+        (row,) = probe(GOLDEN / RUNS[0], sets, dev, folder=tmp_path, how=replace(FAST, control=False))
     assert row["left_out"] == {"train": 2, "dev": 2} and row["targets"] == {"train": 48, "dev": 21}
     assert row["unknown_labels"] == {"dev": {"never": 1}}
     text = "\n".join(lines)

@@ -16,7 +16,7 @@ from contexture.data.layouts import elmo_lines
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import BertConfig, ElmoConfig
-from contexture.models.model import build, example
+from contexture.models.families import build, example
 from tests.helpers.commands import done, json_of, run_command
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_differs, close

@@ -158,7 +158,7 @@ MISTAKES = {
     "--input text.txt --to no/a.png": "--to no/a.png: its folder is not there; make it, or give another name",
     "--input text.txt --layers 7 --to a.png": "layers=7 are not all, or numbers from 0 to 2 with commas between",
     "--input text.txt --clusters 1": "clusters=1 is not a number of at least 2; 0 chooses it by silhouette",
-    "--input text.txt --max-occurrences 1": "max-occurrences=1 is not a number of at least 2",
+    "--input text.txt --max-occurrences 1": "max-occurrences=1 is not at least 2",
     "--input text.txt --static none.vec": "none.vec: --static names no such file; check the path",
     "--input text.txt --static text.txt": "text.txt:1: neither a header (count dim) nor a word and its numbers; give",
     "--input text.txt --static lacks.vec": "lacks.vec: none of its 1 words is 'cat'; give a file that holds it",

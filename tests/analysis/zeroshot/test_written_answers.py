@@ -22,7 +22,7 @@ from contexture.analysis.zeroshot.prompts import (
     summary_prompt,
     translation_prompts,
 )
-from contexture.analysis.zeroshot.referenced_texts import ReferencedTexts, read_referenced_texts
+from contexture.analysis.zeroshot.referenced_texts import ReferencedTexts, Shots, read_referenced_texts
 from contexture.analysis.zeroshot.written_answers import (
     answer_questions,
     first_sentences,
@@ -157,7 +157,7 @@ def test_greedy_answers_are_those_of_a_slow_loop(gpt_run, seed):
     lost = [max(len(ids) - room, 0) for ids in gpt.tokenizer.encode(prompts)]
     assert [row["truncated"] for row in rows] == lost and lost[1] > 0 and result["truncated"] == np.count_nonzero(lost)
     asked = ReferencedTexts(["the queen", "a small dog"], [("la reine",), ("un petit chien",)])
-    result = translate(gpt, asked, asked, shots=1, tokens=10)
+    result = translate(gpt, asked, Shots(asked, 1), tokens=10)
     prompts = ["a small dog = un petit chien\nthe queen =", "the queen = la reine\na small dog ="]
     assert [row["written"] for row in result["answers"]] == slow_answers(gpt, prompts, 10)
 

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.data import rng as draws
-from contexture.data.batches import check_fields, iterate, open_batches, open_held_out
+from contexture.data.batches import check_fields, iterate
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.describe import describe
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch
+from contexture.data.open_batches import open_batches, open_held_out
 from contexture.data.pretraining import shards as shards_module
 from contexture.data.pretraining.bilm_lanes import FIELDS, SAMPLED, HeldOutLanes, LaneBatches
 from contexture.data.pretraining.shards import Shards

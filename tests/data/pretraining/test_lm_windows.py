@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.data.batches import check_fields, iterate, open_batches, open_held_out
+from contexture.data.batches import check_fields, iterate
 from contexture.data.config import DataConfig
 from contexture.data.describe import describe
+from contexture.data.open_batches import open_batches, open_held_out
 from contexture.data.pretraining.lm_windows import FIELDS, PACKED, HeldOutWindows, WindowBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import RUN, prepare

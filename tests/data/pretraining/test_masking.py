@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.data.pretraining.masking import Masked, bert_masking
+from contexture.data.pretraining.masking import Masked, Masking, bert_masking
 from tests.helpers.slow_pairs import guesses
 
 MASK, V = 4, 100
@@ -27,7 +27,7 @@ def _masked(lengths: list[int], L: int, numbers=None, **options) -> tuple[np.nda
     tokens, candidates, lengths_B = _lines(lengths, L)
     numbers = np.arange(len(lengths)) if numbers is None else numbers
     options = {"seed": 1, "predictions": 20, "masked_fraction": 0.15, "mask": MASK, "vocab": V} | options
-    return tokens, candidates, bert_masking(tokens, candidates, lengths_B, numbers, **options)
+    return tokens, candidates, bert_masking(tokens, candidates, lengths_B, numbers, Masking(**options))
 
 
 @settings(max_examples=150, deadline=None)
@@ -95,7 +95,7 @@ def test_masks_depend_on_seed_and_line_alone():
     tokens, candidates, lengths = _lines([40] * 8, 40)
     options = {"predictions": 20, "masked_fraction": 0.15, "mask": MASK, "vocab": V}
     rows = np.array([6, 1, 3])
-    part = bert_masking(tokens[rows], candidates[rows], lengths[rows], rows, seed=1, **options)
+    part = bert_masking(tokens[rows], candidates[rows], lengths[rows], rows, Masking(seed=1, **options))
     assert (part.tokens == whole.tokens[rows]).all() and (part.slots == whole.slots[rows]).all()
     for other in (_masked([40] * 8, 40, seed=2)[2], _masked([40] * 8, 40, numbers=np.arange(8) + 100)[2]):
         assert (other.slots != whole.slots).any(axis=1).all()
@@ -104,5 +104,5 @@ def test_masks_depend_on_seed_and_line_alone():
 def test_no_candidates_means_no_slots():
     tokens, candidates, lengths = _lines([10], 12)
     options = {"predictions": 4, "masked_fraction": 0.15, "mask": MASK, "vocab": V}
-    masked = bert_masking(tokens, np.zeros_like(candidates), lengths, np.array([0]), seed=1, **options)
+    masked = bert_masking(tokens, np.zeros_like(candidates), lengths, np.array([0]), Masking(seed=1, **options))
     assert not masked.weights.any() and (masked.tokens == tokens).all()

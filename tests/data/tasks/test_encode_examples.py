@@ -64,7 +64,7 @@ def test_labels_in_an_order_of_ones_own(tmp_path):
 def test_an_encoded_example_is_laid_out_like_the_text_at_hand(texts, length):
     pairs = [(" ".join(a), " ".join(b) if b else None) for a, b in texts]
     actual = [Text(a, "x", f"f:{n}") if b is None else Pair(a, b, "x", f"f:{n}") for n, (a, b) in enumerate(pairs)]
-    split = in_memory(encode_chunk(actual, "classify", TOKENIZER, Labels(["x"]), 0), "classify", ("x",), "f")
+    split = in_memory(encode_chunk(actual, "classify", TOKENIZER, Labels(["x"])), "classify", ("x",), "f")
     held_out = HeldOutTask(split, TOKENIZER, DATA, batch=4, lengths=(length,) if length else (), family="bert")
     expected = bert_texts(TOKENIZER, [a if b is None else (a, b) for a, b in pairs], length)
     seen = 0
@@ -84,7 +84,7 @@ def test_an_encoded_example_is_laid_out_like_the_text_at_hand(texts, length):
 def test_a_tag_stands_at_its_words_first_piece(sentences, length):
     actual = [Tagged(tuple(words), tuple(words), f"f:{n}") for n, words in enumerate(sentences)]
     labels = Labels()
-    coded = encode_chunk(actual, "tag", TOKENIZER, labels, 0)
+    coded = encode_chunk(actual, "tag", TOKENIZER, labels)
     names = tuple(labels.numbers)
     split = in_memory(coded, "tag", names, "f")
     held_out = HeldOutTask(
@@ -183,7 +183,7 @@ def test_examples_that_are_wrong_give_one_clear_line_and_leave_nothing(tmp_path,
 
 def test_a_single_text_among_pairs_is_named():
     pairs = [Pair("w1", "w2", None, "f:4"), Text("w3", None, "f:5"), Pair("w1", "w2", None, "f:6")]
-    coded = encode_chunk(pairs, "classify", TOKENIZER, Labels(["x"]), 0)
+    coded = encode_chunk(pairs, "classify", TOKENIZER, Labels(["x"]))
     for pair, says in ((None, "f:5: a single text, and a pair of texts is what was learned from"),
                        (False, "f:4: a pair of texts, and a single text is what was learned from")):  # fmt: skip
         with pytest.raises(DataError, match=says):

@@ -36,7 +36,7 @@ CHOICE = TaskConfig(kind="choice")
 def split_of(
     items: list[Example], kind: str, tokenizer: Tokenizer = LETTERS, labels=("x", "y"), **more: Any
 ) -> ExampleSplit:
-    coded = encode_chunk(items, kind, tokenizer, Labels(labels if kind != "regress" else ("",), named=True), 0)
+    coded = encode_chunk(items, kind, tokenizer, Labels(labels if kind != "regress" else ("",), named=True))
     return in_memory(coded, kind, () if kind == "regress" else tuple(labels), "f", **more)
 
 

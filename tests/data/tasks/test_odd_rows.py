@@ -244,7 +244,7 @@ def test_where_every_row_wants_an_answer_empty_texts_keep_their_place(tmp_path):
     report = FileReport("t.tsv", TOKENIZER, every_row=True)
     read = list(examples(str(tmp_path / "t.tsv"), task, labelled=False, report=report))
     assert [example.text for example in read if isinstance(example, Text)] == ["w1", "", "w2"]
-    coded = encode_chunk(read, "classify", TOKENIZER, Labels(["a"]), 0, report)
+    coded = encode_chunk(read, "classify", TOKENIZER, Labels(["a"]), report)
     assert coded.tokens.tolist()[1] == TOKENIZER.unk
     (tmp_path / "t.tsv").write_text("text\tx\nw1\t1\nw2\n")
     with pytest.raises(DataError, match=r"t\.tsv:3: 1 column"):
@@ -263,10 +263,10 @@ def test_every_tokenizer_reads_a_word_without_a_piece(published_tokenizers, word
     for tokenizer in tokenizers:
         report = FileReport("f", reader(tokenizer))
         read = [Tagged(("w1", word, "w1"), ("X", "Y", "X"), "f:1")]
-        coded = encode_chunk(read, "tag", reader(tokenizer), Labels(), 0, report)
+        coded = encode_chunk(read, "tag", reader(tokenizer), Labels(), report)
         assert coded.tags is not None and (coded.tags >= 0).sum() == 3
         text = encode_chunk(
-            [Text(word, "X", "f:1"), Text("", "X", "f:2")], "classify", reader(tokenizer), Labels(), 0, report
+            [Text(word, "X", "f:1"), Text("", "X", "f:2")], "classify", reader(tokenizer), Labels(), report
         )
         assert (text.rows["b"] > text.rows["a"]).all() or len(text.tokens) >= 2
 

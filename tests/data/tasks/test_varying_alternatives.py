@@ -105,7 +105,7 @@ def test_published_questions_have_three_to_five_answers(tmp_path):
 def words_of(items: list[Example]) -> ExampleSplit:
     """Examples as an ELMo reads them."""
     words, labels = OpenVocabulary(OPEN), Labels()
-    coded = encode_chunk(items, "choice", words, labels, 0)
+    coded = encode_chunk(items, "choice", words, labels)
     return in_memory(coded, "choice", tuple(labels.numbers), "f", char_ids=words.char_ids())
 
 

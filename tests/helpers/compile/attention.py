@@ -20,6 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
 from contexture.models.layers.attention.mask import AttentionMask  # noqa: E402
 from contexture.models.layers.attention.module import attend  # noqa: E402
+from contexture.models.layers.attention.reference import WeightDropout  # noqa: E402
 from contexture.models.layers.dropout import dropout_key  # noqa: E402
 
 H200 = """
@@ -49,7 +50,7 @@ def devices(platform: str, name: str) -> list[Any]:
 def gradients(mask_of, q, k, v, tokens, dy):
     key = dropout_key(3, jnp.int32(5), jnp.arange(B))
     mask = mask_of(tokens)
-    y, pull = jax.vjp(lambda q, k, v: attend(q, k, v, mask, rate=0.1, dropout_key=key, site=4), q, k, v)
+    y, pull = jax.vjp(lambda q, k, v: attend(q, k, v, mask, WeightDropout(0.1, key, 4)), q, k, v)
     return y, pull(dy)
 
 

@@ -11,9 +11,9 @@ import pytest
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
 from contexture.models.encoding import Encoding
+from contexture.models.families import build
 from contexture.models.heads.crf import LinearChainCRF
 from contexture.models.heads.layer_mix import MixedFeatures, MixPooledHead, ScalarMix, learned_mixes
-from contexture.models.model import build
 from contexture.models.shapes import by_path, dims_of
 from contexture.train.config import Run
 from tests.helpers.long import long

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from contexture.models.layers.attention import flash, gpu_kernel, reference, tpu_kernel
 from contexture.models.layers.attention.mask import AttentionMask
+from contexture.models.layers.attention.reference import WeightDropout
 from contexture.models.layers.attention.tiles import visited
 from contexture.models.layers.dropout import DropoutKey, dropout_key
 from tests.helpers.attention_cases import (
@@ -195,11 +196,12 @@ def test_a_text_of_several_tiles_is_the_reference():
     assert_alike(Tiled("tpu", queries, keys), case, 5, 0)
 
 
-def kept_by(attend: Any, length: int, heads: int, B: int, key: DropoutKey) -> np.ndarray:
+def kept_by(attend: Any, length: int, key: DropoutKey, longest: int = 0) -> np.ndarray:
     """The dropout mask that attention uses, BHLM: of equal logits, and values that show one key each."""
-    zeros = jnp.zeros((B, length, heads, length))
+    zeros = jnp.zeros((2, length, 3, length))
     v_BMHK = jnp.broadcast_to(jnp.eye(length)[None, :, None], zeros.shape)
-    y_BLHK = jax.jit(partial(attend, rate=0.4, dropout_key=key, site=9))(zeros, zeros, v_BMHK)
+    dropped = WeightDropout(0.4, key, 9, longest)
+    y_BLHK = jax.jit(lambda q, k, v: attend(q, k, v, dropped))(zeros, zeros, v_BMHK)
     kept = np.asarray(y_BLHK.swapaxes(1, 2) != 0)
     assert 0.5 < kept.mean() < 0.7
     return kept
@@ -210,15 +212,14 @@ def test_masks_are_the_references_bit_for_bit(length: int):
     """Whatever the size of the tiles: 131 is cut in three by one kernel and is one padded tile for the other."""
     key = dropout_key(11, jnp.int32(2), jnp.arange(2) + 30)
     nothing = AttentionMask(tokens_BM=jnp.ones((2, length), jnp.int32))
-    expected = kept_by(
-        lambda q, k, v, **more: reference.attend(q, k, v, jnp.zeros((1, 1, 1, 1)), **more), length, 3, 2, key
-    )  # fmt: skip
+    bias = jnp.zeros((1, 1, 1, 1))
+    expected = kept_by(lambda q, k, v, dropped: reference.attend(q, k, v, bias, dropped), length, key)
     for kernel in (tpu_kernel, gpu_kernel):
-        actual = kept_by(
-            lambda q, k, v, of=kernel, **more: flash.attend(q, k, v, nothing, kernel=of, interpret=True, **more),
-            length, 3, 2, key,
-        )  # fmt: skip
-        assert np.array_equal(actual, expected)
+        assert np.array_equal(kept_by(_by(kernel, nothing), length, key), expected)
+
+
+def _by(kernel: Any, mask: AttentionMask) -> Any:
+    return lambda q, k, v, dropped: flash.attend(q, k, v, mask, dropped, kernel=kernel, interpret=True)
 
 
 @pytest.mark.long
@@ -228,21 +229,14 @@ def test_masks_of_a_shorter_sequence_are_those_of_the_longest():
     bias = jnp.zeros((1, 1, 1, 1))
 
     def drawn(length: int) -> np.ndarray:
-        return kept_by(
-            lambda q, k, v, **more: reference.attend(q, k, v, bias, longest=96, **more), length, 3, 2, key
-        )  # fmt: skip
+        return kept_by(lambda q, k, v, dropped: reference.attend(q, k, v, bias, dropped), length, key, 96)
 
     whole = drawn(96)
     for length in (40, 64):
         assert np.array_equal(drawn(length), whole[:, :, :length, :length])
         nothing = AttentionMask(tokens_BM=jnp.ones((2, length), jnp.int32))
         for kernel in (tpu_kernel, gpu_kernel):
-            actual = kept_by(
-                lambda q, k, v, of=kernel, nothing=nothing, **more: flash.attend(
-                    q, k, v, nothing, kernel=of, interpret=True, longest=96, **more
-                ),
-                length, 3, 2, key,
-            )  # fmt: skip
+            actual = kept_by(_by(kernel, nothing), length, key, 96)
             assert np.array_equal(actual, whole[:, :, :length, :length])
 
 
@@ -259,9 +253,8 @@ def test_devices_have_their_own_sequences_and_heads(kernel: str, rows: int, head
     key = dropout_key(3, jnp.int32(5), jnp.arange(rows))
 
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return flash.attend(
-            q, k, v, mask, kernel=KERNELS[kernel], interpret=True, rate=0.2, dropout_key=key, site=jnp.int32(3)
-        )
+        dropped = WeightDropout(0.2, key, jnp.int32(3))
+        return flash.attend(q, k, v, mask, dropped, kernel=KERNELS[kernel], interpret=True)
 
     alone = jax.jit(partial(gradients, attend))(arrays)
     with jax.set_mesh(mesh):

@@ -12,8 +12,8 @@ import pytest
 import contexture
 from contexture.models import model as model_module
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
+from contexture.models.families import build
 from contexture.models.layers.stacked import stack_layers, unstack_layers
-from contexture.models.model import build
 from contexture.train import mesh as meshes
 from contexture.train.options import MeshConfig
 from tests.helpers.long import long

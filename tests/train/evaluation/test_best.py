@@ -12,7 +12,7 @@ import pytest
 from contexture import configs
 from contexture.data.config import TaskConfig
 from contexture.models.config import ElmoConfig, HeadConfig
-from contexture.models.model import example
+from contexture.models.families import example
 from contexture.train import metrics
 from contexture.train.checkpoints.transfer import model_of
 from contexture.train.config import Run

@@ -42,7 +42,7 @@ def open_questions(
     given: list[QuestionExample], family: Family, tokenizer: Tokenizer, layout: SpanLayout, batch: int = 4, **rules
 ) -> HeldOutTask:
     reader = OpenVocabulary(tokenizer) if isinstance(tokenizer, Words) else tokenizer
-    encoded = encode_chunk(given, "span", reader, Labels(), 0, layout=layout)
+    encoded = encode_chunk(given, "span", reader, Labels(), layout=layout)
     char_ids = reader.char_ids() if isinstance(reader, OpenVocabulary) else None
     split = in_memory(encoded, "span", (), "f", char_ids=char_ids)
     config = DataConfig(batch=batch, length=layout.length, max_predictions=1)
@@ -109,7 +109,7 @@ def test_answers_are_those_of_the_slow_road(family, examples, length, stride, n_
         ((ids, places),) = encode_with_places([example.context], reader)
         special = 2 if family == "elmo" else 3
         inside = slow_spans.windows(len(ids), length - special - question, stride)
-        starts, ends, null = [], [], []
+        both, null = [], []
         for tokens in inside:
             first = {"bert": 2 + question, "gpt": 1, "elmo": question}[family]
             last = first + len(tokens)
@@ -119,12 +119,11 @@ def test_answers_are_those_of_the_slow_road(family, examples, length, stride, n_
                 in_context = first <= place < last
                 named[place] = tokens[place - first] if in_context else place - 10_000
             ordered = [{named[place]: float(scores[row, place, c]) for place in range(used)} for c in (0, 1)]
-            starts.append(ordered[0])
-            ends.append(ordered[1])
+            both.append((ordered[0], ordered[1]))
             null.append(float(scores[row, 0].sum()))
             row += 1
         expected = slow_spans.n_best(
-            example.context, places.tolist(), inside, starts, ends, null, count=n_best, longest=longest,
+            example.context, places.tolist(), inside, both, null, count=n_best, longest=longest,
             unanswerable=unanswerable,
         )  # fmt: skip
         assert [(each["text"], each["score"]) for each in record["n_best"]] == expected

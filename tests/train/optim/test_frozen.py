@@ -9,7 +9,7 @@ import pytest
 
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.models.config import BertConfig
-from contexture.models.model import build, example
+from contexture.models.families import build, example
 from contexture.models.shapes import by_path
 from contexture.train import mesh as meshes
 from contexture.train.config import Run

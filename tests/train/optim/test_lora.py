@@ -14,7 +14,7 @@ import pytest
 
 from contexture.data.batches import Batches
 from contexture.models.config import ElmoConfig
-from contexture.models.model import FAMILIES, build, example
+from contexture.models.families import build, example
 from contexture.models.shapes import PARAMETER_DIMS, by_path, dims_of
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.transfer import model_of
@@ -62,7 +62,7 @@ def with_adapters(run: Run, seed: int = 0) -> Any:
 
 @functools.cache
 def backbone_of(run: Run) -> dict[str, Any]:
-    batch = example(FAMILIES[type(run.model)].fields, batch_sizes(run, 1))
+    batch = example(run.text.sequences, batch_sizes(run, 1))
     shapes = jax.eval_shape(lambda: build(run.model).init(jax.random.key(1), batch)["params"]["backbone"])
     rng = np.random.default_rng(1)
     return {"backbone": jax.tree.map(lambda x: jnp.asarray(0.02 * rng.normal(size=x.shape), x.dtype), shapes)}

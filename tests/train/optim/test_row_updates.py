@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from contexture.data.config import DataConfig
 from contexture.models.config import ElmoConfig
-from contexture.models.model import build, example
+from contexture.models.families import build, example
 from contexture.models.shapes import by_path
 from contexture.train import mesh as meshes
 from contexture.train import programs

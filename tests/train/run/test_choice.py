@@ -15,7 +15,8 @@ from contexture.data.tasks.batches import HeldOutTask
 from contexture.data.tasks.example_store import ExampleSplit
 from contexture.data.tasks.examples import ChoiceExample, Example
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
-from contexture.models.model import Outputs, build
+from contexture.models.families import build
+from contexture.models.model import Outputs
 from contexture.train import mesh as meshes
 from contexture.train.evaluation.evaluate import evaluate
 from contexture.train.objectives import OBJECTIVES, WithLmLoss, WithMixPenalty, loss

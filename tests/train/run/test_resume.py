@@ -16,7 +16,7 @@ import pytest
 
 import contexture
 from contexture.cli import main as cli
-from contexture.models.model import build
+from contexture.models.families import build
 from contexture.train import mesh as meshes
 from contexture.train import run_file
 from contexture.train.checkpoints.manager import Checkpoints, restore

@@ -74,7 +74,7 @@ def _sentences(documents: Sequence[Document]) -> list[Tagged]:
 
 def _split(sentences: Sequence[Tagged], family: Family, context: str = "document") -> ExampleSplit:
     tokenizer = reader(TOKENIZERS[family])
-    encoded = encode_chunk(sentences, "tag", tokenizer, Labels(TAGS), 0, context=context)  # type: ignore[arg-type]
+    encoded = encode_chunk(sentences, "tag", tokenizer, Labels(TAGS), context=context)  # type: ignore[arg-type]
     char_ids = tokenizer.char_ids() if isinstance(tokenizer, OpenVocabulary) else None
     return in_memory(encoded, "tag", TAGS, "f", char_ids=char_ids)
 
@@ -93,7 +93,7 @@ def _shown(held_out: HeldOutTask) -> dict[int, Line]:
     for step in range(held_out.steps):
         batch = held_out.read(step)
         for row, number in enumerate(held_out.numbers(step).tolist()):
-            seen[number] = _line(batch, row, held_out.family)
+            seen[number] = _line(batch, row, held_out.text.name)
     return seen
 
 
@@ -357,7 +357,7 @@ def test_a_chunk_with_its_neighbours_is_laid_out_as_the_whole_file(documents, fa
     for before, chunk, after in chunks_in_documents(sentences, size, length):
         numbers = reader(tokenizer)
         parts = [
-            encode_chunk(x, "tag", numbers, Labels(TAGS), 0, context="document") if x else None
+            encode_chunk(x, "tag", numbers, Labels(TAGS), context="document") if x else None
             for x in (before, chunk, after)
         ]
         assert parts[1] is not None

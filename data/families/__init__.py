@@ -1,0 +1,1 @@
+"""What differs between model families in how they read text: one object each."""

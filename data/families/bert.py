@@ -1,0 +1,52 @@
+"""BERT: pairs of sentences with [CLS] and [SEP] around them, some of their pieces masked (Devlin et al. 2018)."""
+
+from contexture.data.cancel import CancelToken
+from contexture.data.config import DataConfig
+from contexture.data.families.base import TextFamily
+from contexture.data.layouts import Batch, Marks, Read, SpanPairs, bert_pair
+from contexture.data.pretraining.sentence_pairs import FIELDS, HeldOutPairs, PairBatches
+from contexture.data.pretraining.shards import Shards
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.wordpiece import WordPiece, wordpiece
+
+
+class BertText(TextFamily):
+    name = "bert"
+    called, plain_name = "a BERT", "BERT"
+    instead = "which fills gaps: contexture fill"
+    marks_segments = marks_ends = True
+    stream = "sentence_pairs"
+    options = ("lowercase",)
+    pretraining_options = ("split_sentences", "max_predictions", "masked_fraction", "short_fraction")
+    sequences = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"}
+
+    def pretraining_fields(self, config: DataConfig) -> dict[str, str]:
+        return FIELDS
+
+    def open_batches(self, shards: Shards, config: DataConfig, seed: int, cancel: CancelToken) -> PairBatches:
+        return PairBatches(shards, config, seed=seed, cancel=cancel)
+
+    def open_held_out(self, shards: Shards, config: DataConfig, lanes: int, cancel: CancelToken) -> HeldOutPairs:
+        return HeldOutPairs(shards, config, cancel=cancel)
+
+    def why_not(self, kind: str) -> str:
+        if kind == WordPiece.kind:
+            return ""
+        return (
+            f"bert reads a vocabulary of kind wordpiece, with [MASK] and its like, and this one is {kind}; "
+            "give a vocab.txt as --data.tokenizer, or learn one with --data.vocabulary wordpiece"
+        )
+
+    def check_task_vocabulary(self, tokenizer: Tokenizer) -> None:
+        wordpiece(tokenizer)
+
+    def marks(self, tokenizer: Tokenizer) -> Marks:
+        pieces = wordpiece(tokenizer)
+        return pieces.cls, pieces.sep, pieces.sep
+
+    def lay_out(self, read: Read, pairs: SpanPairs, tokenizer: Tokenizer, length: int) -> Batch:
+        return bert_pair(read, pairs, wordpiece(tokenizer), length)
+
+    def ends(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        pieces = wordpiece(tokenizer)
+        return pieces.cls, pieces.sep
