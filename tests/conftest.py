@@ -7,7 +7,6 @@ parity compile them as users do.
 import contextlib
 import ctypes
 import fcntl
-import functools
 import gc
 import os
 import signal
@@ -28,7 +27,6 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "jax"))
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
-from tyro import _docstrings  # noqa: E402
 
 from tests.helpers.commands import devices  # noqa: E402
 from tests.helpers.long import long  # noqa: E402
@@ -45,8 +43,6 @@ jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 settings.register_profile("no deadline", settings(), deadline=None)  # an example may be the one that compiles
 settings.load_profile("no deadline")
 
-# Tyro reads the source of all options again for each command line, in a quarter of the time that this takes.
-_docstrings.get_field_docstring = functools.cache(_docstrings.get_field_docstring)
 
 SHARED = ROOT.parent / "shared"
 # Without expensive passes, and without the fusion emitters of MLIR, which take half of the time.

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from contexture.option_scope import scope
+from contexture.requests.arguments import Arg
 from contexture.train.config import Run
 
 ALIASES = {
@@ -57,6 +58,8 @@ class Option:
     """MISSING where it has to be given, VARIES where each recipe has another."""
     kind: type
     """The dataclass that has its field."""
+    hint: Any = str
+    """The type of its value."""
     choices: tuple[str, ...] = ()
     flag: bool = False
     positional: bool = False
@@ -98,7 +101,7 @@ CONFIG = Option("config", "FILE", "", _Settings)
 
 def options_of_runs(runs: Sequence[Run]) -> list[Option]:
     """Returns the options that have a meaning for all of these runs, --config last; a default is what all have."""
-    each = [{option.name: option for option in _read(type(run), run) if _applies(option, run)} for run in runs]
+    each = [{option.name: option for option in leaves(type(run), run) if _applies(option, run)} for run in runs]
     options = [option for name, option in each[0].items() if all(name in others for others in each)]
     return [
         *(
@@ -113,15 +116,16 @@ def options_of_runs(runs: Sequence[Run]) -> list[Option]:
 
 def options_of_kind(kind: type) -> list[Option]:
     """Returns the options of a request."""
-    return list(_read(kind))
+    return list(leaves(kind))
 
 
 def _applies(option: Option, run: Run) -> bool:
     return not scope(option.name.replace("-", "_"), run)
 
 
-def _read(kind: type, values: object = None, prefix: str = "") -> Iterator[Option]:
-    """Yields the options of a dataclass. values: an instance, whose values are the defaults."""
+def leaves(kind: type, values: object = None, prefix: str = "") -> Iterator[Option]:
+    """Yields the options of a dataclass, those of its sections by dotted names. values: an instance, whose values are
+    the defaults."""
     hints = typing.get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         default = getattr(values, field.name) if values is not None else field.default
@@ -129,26 +133,25 @@ def _read(kind: type, values: object = None, prefix: str = "") -> Iterator[Optio
             default = field.default_factory()
         name = f"{prefix}{field.name.replace('_', '-')}"
         if dataclasses.is_dataclass(default) and not isinstance(default, type):
-            yield from _read(type(default), default, f"{name}.")
+            yield from leaves(type(default), default, f"{name}.")
         else:
             yield _option(name, hints[field.name], default, kind)
 
 
 def _option(name: str, hint: Any, default: object, kind: type) -> Option:
-    # What tyro reads from annotations, too: Positional, and arg(metavar=, aliases=).
-    notes = typing.get_args(hint)[1:] if typing.get_origin(hint) is typing.Annotated else ()
+    notes: tuple[Arg, ...] = typing.get_args(hint)[1:] if typing.get_origin(hint) is typing.Annotated else ()
     hint = typing.get_args(hint)[0] if notes else hint
-    metavar = next((note.metavar for note in notes if getattr(note, "metavar", None)), METAVARS.get(name))
-    aliases = tuple(alias for note in notes for alias in getattr(note, "aliases", None) or ())
+    metavar = next((note.metavar for note in notes if note.metavar), METAVARS.get(name))
+    aliases = tuple(alias for note in notes for alias in note.aliases)
     aliases += tuple(f"--{short}" for short, long in ALIASES.items() if long == name)
     # tuple[Literal[…], ...]: several values, each of them one of these.
     several = typing.get_origin(hint) is tuple
     each = typing.get_args(hint)[0] if several else hint
     choices = tuple(map(str, typing.get_args(each))) if typing.get_origin(each) is Literal else ()
     choices = tuple(choice for choice in choices if choice not in _NOT_TO_GIVE.get(name, ()))
-    positional = any("Positional" in str(note) for note in notes)
+    positional = any(note.positional for note in notes)
     metavar = metavar or _metavar(name, hint, tuple(filter(None, choices))) + " …" * (several and bool(choices))
-    return Option(name, metavar, default, kind, choices, hint is bool, positional, aliases)
+    return Option(name, metavar, default, kind, hint, choices, hint is bool, positional, aliases)
 
 
 def _metavar(name: str, hint: Any, choices: tuple[str, ...]) -> str:

@@ -1,17 +1,14 @@
-"""Command line arguments → typed configurations, through tyro."""
+"""Command line arguments → typed configurations: the fields of dataclasses, read word by word."""
 
-import contextlib
 import dataclasses
-import io
-import os
 import re
-from typing import Any, TypeVar
-
-import tyro
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
 
 from contexture.cli.commands import COMMANDS
 from contexture.cli.help import command_page, options_of, wants_help
-from contexture.cli.options import Option
+from contexture.cli.options import Option, leaves
 from contexture.data.errors import did_you_mean
 from contexture.option_scope import check_scope, other_options, own_options
 from contexture.suggestions import has_other_name, suggest_option
@@ -19,8 +16,7 @@ from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 
 T = TypeVar("T")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-"""What switches colours on and off. tyro draws in colours where stdout is a terminal, wherever the drawing goes."""
+_NUMBERS: dict[type, str] = {int: "a whole number", float: "a number"}
 
 
 def parse(kind: type[T], argv: list[str], title: str, default: T | None = None) -> T:
@@ -32,56 +28,144 @@ def parse(kind: type[T], argv: list[str], title: str, default: T | None = None) 
         title: the command, with its recipe if one is given: pretrain bert.tiny.
         default: a recipe whose fields the arguments override.
 
-    Raises: ConfigError in one line where tyro would print a box; SystemExit where help was printed.
+    Raises: ConfigError in one line; SystemExit where help was printed.
     """
     command = title.partition(" ")[0]
     run = default if isinstance(default, Run) else None
     if wants_help(argv):
         print(command_page(command, title, argv, run))
         raise SystemExit(0)
-    given: Any = {} if default is None else {"default": default}
-    stderr = io.StringIO()
-    # tyro reads the terminal's width: an error must not be wrapped, since it becomes one line.
-    width, os.environ["COLUMNS"] = os.environ.get("COLUMNS"), "1000"
+    # Also those that have no meaning for the run: they are parsed, and then refused by what they are for.
+    options = list(leaves(kind, default))
+    values, unknown = _read(argv, options)
+    for option in options:
+        if option.positional and option.several:  # none of them may be what the request itself refuses
+            values.setdefault(option.name, ())
+    missing = [option for option in options if option.default is dataclasses.MISSING and option.name not in values]
+    if missing:
+        raise ConfigError(f"{command} needs {_needed(missing)}: contexture {command} {COMMANDS[command].usage}")
     try:
-        with contextlib.redirect_stderr(stderr):
-            parsed, unknown = tyro.cli(
-                kind,
-                args=argv,
-                prog=f"contexture {title}",
-                return_unknown_args=True,
-                add_help=False,
-                config=(tyro.conf.AvoidSubcommands,),  # a model's class comes with the recipe
-                **given,
-            )
-    except SystemExit as stop:
-        if stop.code in (0, None):
-            raise
-        line = _in_one_line(stderr.getvalue())
-        raise ConfigError(_clearer(line, argv, command, _options(command, run))) from None
-    finally:
-        os.environ.pop("COLUMNS") if width is None else os.environ.update(COLUMNS=width)
+        parsed = _build(kind, default, values)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     if unknown:
-        raise ConfigError(_unrecognised(unknown[0], argv, title, parsed, _options(command, run)))
+        known = {option.name: option for option in options_of(COMMANDS[command], run)}
+        raise ConfigError(_unrecognised(unknown, argv, title, parsed, known))
     if isinstance(parsed, Run):
         check_scope(option_names(argv), parsed)
     return parsed
 
 
-def _options(command: str, run: Run | None) -> dict[str, Option]:
-    return {option.name: option for option in options_of(COMMANDS[command], run)}
-
-
-def option_names(argv: list[str]) -> list[str]:
+def option_names(argv: Sequence[str]) -> list[str]:
     """Returns the options among arguments as fields: `--optim.peak-lr=1` → optim.peak_lr."""
     names = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
     return [re.sub(r"(^|\.)no_(?!decay)", r"\1", name) for name in names]
 
 
+def _read(argv: Sequence[str], options: Sequence[Option]) -> tuple[dict[str, object], str]:
+    """Returns (the values of options by their names; the first word that is none of theirs, or "")."""
+    by_flag = {flag: option for option in options for flag in option.flags if not option.positional}
+    free = [option for option in options if option.positional]
+    values: dict[str, object] = {}
+    unknown, place = "", 0
+    while place < len(argv):
+        word = argv[place]
+        name, joined, text = word.partition("=")
+        option = by_flag.get(name.replace("_", "-")) if word.startswith("--") else None
+        if option is not None and option.flag:
+            if joined:
+                raise ConfigError(f"{name} takes no value, and got {text!r}; give {' or '.join(option.flags)} alone")
+            values[option.name] = not _is_no(name)
+            place += 1
+            continue
+        if option is not None and joined:
+            place += 1
+            values[option.name] = _value(option, [text], name)
+            continue
+        if option is None and not word.startswith("--") and free:
+            option, name, first = free.pop(0), "", place
+        else:
+            first = place + 1
+        # The words up to the next option: all of them, or the first.
+        end = next((n for n in range(first, len(argv)) if argv[n].startswith("--")), len(argv))
+        if option is None:
+            unknown = unknown or word
+            place = end if word.startswith("--") else place + 1
+            continue
+        place = end if option.several else min(first + 1, end)
+        values[option.name] = _value(option, list(argv[first:place]), name)
+    return values, unknown
+
+
+def _is_no(flag: str) -> bool:
+    """Returns whether a flag switches off: --data.no-packed."""
+    return flag[2:].rpartition(".")[2].replace("_", "-").startswith("no-")
+
+
+def _value(option: Option, words: list[str], flag: str) -> object:
+    """Returns the value that words stand for. flag: as it was written, "" for a word without a name."""
+    shown = f"--{option.name}" if flag else option.name.upper()
+    if not words and not option.several:
+        raise ConfigError(f"{shown} wants a value: {shown} {option.metavar}")
+    origin, inner = typing.get_origin(option.hint), typing.get_args(option.hint)
+    if origin is tuple:
+        if typing.get_origin(inner[0]) is not tuple:
+            return tuple(_one(inner[0], word, shown) for word in words)
+        of_each = typing.get_args(inner[0])
+        if len(words) % len(of_each):
+            raise ConfigError(f"{shown} wants {option.metavar}, not {', '.join(map(repr, words))}")
+        rows = [words[n : n + len(of_each)] for n in range(0, len(words), len(of_each))]
+        return tuple(tuple(_one(k, word, shown) for k, word in zip(of_each, row, strict=True)) for row in rows)
+    if option.several:  # one string or several
+        return words[0] if len(words) == 1 else tuple(words)
+    return _one(option.hint, words[0], shown)
+
+
+def _one(hint: Any, word: str, shown: str) -> object:
+    if typing.get_origin(hint) is Literal:
+        choices = {str(choice): choice for choice in typing.get_args(hint)}
+        if word not in choices:
+            listed = ", ".join(filter(None, choices))
+            raise ConfigError(f"{shown} is {word!r}, not one of {listed}{did_you_mean(word, choices)}")
+        return choices[word]
+    if hint in _NUMBERS:
+        try:
+            return hint(word)
+        except ValueError:
+            raise ConfigError(f"{shown} wants {_NUMBERS[hint]}, not {word!r}") from None
+    return word
+
+
+def _build(kind: Callable[..., T], default: T | None, values: dict[str, object]) -> T:
+    """Returns the dataclass with these values, built once from its sections up: fields that depend on each other may
+    change together."""
+    own = {name.replace("-", "_"): value for name, value in values.items() if "." not in name}
+    sections: dict[str, dict[str, object]] = {}
+    for name, value in values.items():
+        section, dot, last = name.partition(".")
+        if dot:
+            sections.setdefault(section, {})[last] = value
+    for section, inside in sections.items():
+        own[section] = _build(type(_part(kind, default, section)), _part(kind, default, section), inside)
+    return kind(**own) if default is None else dataclasses.replace(default, **own)  # pyright: ignore[reportArgumentType, reportReturnType]
+
+
+def _part(kind: Any, default: Any, section: str) -> Any:
+    if default is not None:
+        return getattr(default, section)
+    (factory,) = (field.default_factory for field in dataclasses.fields(kind) if field.name == section)
+    assert factory is not dataclasses.MISSING
+    return factory()
+
+
+def _needed(missing: Sequence[Option]) -> str:
+    named = [f"--{option.name} {option.metavar}" for option in missing if not option.positional]
+    return " and ".join(named or [option.name.upper() for option in missing])
+
+
 def _unrecognised(word: str, argv: list[str], title: str, parsed: object, options: dict[str, Option]) -> str:
     if not word.startswith("-"):
-        joined = next((each.partition("=")[0] for each in argv if each.endswith(f"={word}")), "")
-        before = argv[argv.index(word) - 1] if word in argv[1:] else joined
+        before = argv[argv.index(word) - 1] if word in argv[1:] else ""
         flag = next((option for option in options.values() if option.flag and before in option.flags), None)
         if flag:
             return f"{title}: {before} takes no value, and got {word!r}; give {' or '.join(flag.flags)} alone"
@@ -112,60 +196,3 @@ def _request_options(kind: type) -> list[str]:
 def _options_of_training() -> list[str]:
     run = Run()
     return [*own_options(run), *other_options(run)]
-
-
-def _clearer(line: str, argv: list[str], command: str, options: dict[str, Option]) -> str:
-    """Returns tyro's error as this program writes errors: the value, what was expected, how to mend it."""
-    if match := re.match(r"invalid choice (.*) for argument '(.*?)'\. Expected one of \((.*)\)", line):
-        value, name, choices = match[1].strip("'\""), match[2].split(",")[-1], re.findall(r"'(.*?)'", match[3])
-        name = name if name.startswith("-") else name.upper()
-        listed = ", ".join(filter(None, choices))
-        return f"{name} is {value!r}, not one of {listed}{did_you_mean(value, choices)}"
-    if match := re.match(r"Missing value for argument '(.*?)'", line):
-        name = match[1].split(",")[0].split("/")[0]
-        option = options.get(name.lstrip("-"))
-        return f"{name} wants a value: {name} {option.metavar if option else 'VALUE'}"
-    if line.startswith("Missing from contexture"):
-        expected = [
-            f"--{option.name} {option.metavar}"
-            for option in options.values()
-            if option.default is dataclasses.MISSING
-            and not option.positional
-            and not any(word.partition("=")[0].replace("_", "-") in option.flags for word in argv)
-        ]
-        expected = expected or [option.name.upper() for option in options.values() if option.positional]
-        return f"{command} needs {' and '.join(expected)}: contexture {command} {COMMANDS[command].usage}"
-    if match := re.match(r"(--[\w.-]+): Could not find valid parse for arguments: \[(.*)\]", line):
-        option = options.get(match[1].lstrip("-"))
-        return f"{match[1]} wants {option.metavar if option else 'other values'}, not {match[2]}"
-    for pattern, expected in (
-        (r"(?:argument )?(--[\w.-]+).*?: invalid literal for int\(\) with base 10: (.*)", "a whole number"),
-        (r"(?:argument )?(--[\w.-]+).*?: could not convert string to float: (.*)", "a number"),
-    ):
-        if match := re.match(pattern, line):
-            return f"{match[1]} wants {expected}, not {match[2]}"
-    return line
-
-
-def _in_one_line(box: str) -> str:
-    """Returns the error that tyro draws in a box as one line.
-
-    tyro writes an error to stderr alone, so the text is read out of the drawing: blocks of lines with rules between
-    them. The first block is the error, later ones are hints. The title stands in the frame, or, where stderr knows no
-    Unicode, as a block before it.
-    """
-    blocks, framed = [""], False
-    for line in _COLOUR.sub("", box).splitlines():
-        text = line.strip("│|╭╮╰╯+ ")
-        if line.lstrip().startswith(("╭", "+")):
-            framed = True
-        elif text and set(text) <= {"─", "-"}:
-            blocks.append("")
-        else:
-            blocks[-1] = f"{blocks[-1]} {text}".strip()
-    blocks = [block for block in blocks if block]
-    text = blocks[0 if framed or len(blocks) == 1 else 1].removeprefix("Error parsing ") if blocks else box
-    sections = ("model", "data", "optim", "mesh", "save", "log", "evaluate", "init", "task", "head")
-    for section in (*(command.request for command in COMMANDS.values()), *sections):
-        text = text.removeprefix(f"{section}: ")
-    return text

@@ -2,11 +2,9 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TypeAlias
-
-import tyro
 
 from contexture.data.plain_files import IN_FOLDERS, inner_suffix
 from contexture.train.checkpoints.meta import Step
@@ -15,9 +13,26 @@ from contexture.train.evaluation.request import Strings
 
 Place: TypeAlias = str | Path
 """A file or a folder."""
-RUN, FILE, DIR = (tyro.conf.arg(metavar=metavar) for metavar in ("RUN", "FILE", "DIR"))
-STEP = tyro.conf.arg(metavar="N|best")
-FILES, TEXTS, TEXT = (tyro.conf.arg(metavar=metavar) for metavar in ("FILE …", "TEXT …", "TEXT"))
+
+
+@dataclass(frozen=True)
+class Arg:
+    """What an annotation says of an option: `Annotated[str, Arg(metavar="FILE")]`.
+
+    metavar     stands for the value in help; with … it takes several words
+    aliases     other names, with their dashes
+    positional  it is a word without a name
+    """
+
+    metavar: str = ""
+    aliases: tuple[str, ...] = ()
+    positional: bool = False
+
+
+POSITIONAL = Arg(positional=True)
+RUN, FILE, DIR = (Arg(metavar=metavar) for metavar in ("RUN", "FILE", "DIR"))
+STEP = Arg(metavar="N|best")
+FILES, TEXTS, TEXT = (Arg(metavar=metavar) for metavar in ("FILE …", "TEXT …", "TEXT"))
 
 
 def several(values: Strings) -> tuple[str, ...]:

@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import tyro
-
-from contexture.requests.arguments import DIR, FILE, RUN, STEP, check_place
+from contexture.requests.arguments import DIR, FILE, POSITIONAL, RUN, STEP, Arg, check_place
 from contexture.train.interchange.import_options import ImportOptions
 
 
@@ -13,19 +11,19 @@ from contexture.train.interchange.import_options import ImportOptions
 class ImportRequest(ImportOptions):
     """A published model as a run."""
 
-    format: tyro.conf.Positional[Literal["hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm", "vectors"]]
+    format: Annotated[Literal["hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm", "vectors"], POSITIONAL]
     """The format of the files. hf: a BERT, ERNIE 1.0, GPT-1 or GPT-2 as transformers saves it. bert-tf: Google's
     checkpoint, bert_config.json, vocab.txt. gpt2-tf: OpenAI's checkpoint, hparams.json, encoder.json, vocab.bpe.
     gpt1-npy: OpenAI's ten shards, params_shapes.json, encoder_bpe_40000.json, vocab_40000.bpe. bilm: ELMo as bilm-tf
     has it, options.json and weights in hdf5. vectors: static word vectors, a file of word2vec (text or binary), GloVe
     or fastText (*.vec)."""
-    path: tyro.conf.Positional[Annotated[str, DIR]]
+    path: Annotated[str, DIR, POSITIONAL]
     """The folder of its files; of vectors the file; of hf also the name of a model on the Hugging Face hub,
     OWNER/NAME[@REVISION]."""
     to: Annotated[str, RUN]
     """The folder of the run to write."""
     vocabulary: Annotated[str, FILE] = ""
-    labels: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME …")] = ()
+    labels: Annotated[tuple[str, ...], Arg(metavar="NAME …")] = ()
 
     def __post_init__(self) -> None:
         check_place(self.to)
@@ -45,7 +43,7 @@ class ImportRequest(ImportOptions):
 class SlimRequest:
     """Remove the optimizer state of a run, and all checkpoints but one."""
 
-    run: tyro.conf.Positional[Annotated[str, RUN]]
+    run: Annotated[str, RUN, POSITIONAL]
     """The folder of the run. It can still be evaluated, exported and fine-tuned. Its training cannot be resumed."""
     step: Annotated[str, STEP] = ""
     """The checkpoint to keep: its step, or `best`. Without it, the best of a run with --evaluate.patience, else the
@@ -56,9 +54,9 @@ class SlimRequest:
 class ExportRequest:
     """A run as files that others read."""
 
-    run: tyro.conf.Positional[Annotated[str, RUN]]
+    run: Annotated[str, RUN, POSITIONAL]
     """The folder of the run."""
-    format: tyro.conf.Positional[Literal["hf", "peft", "bilm", "stablehlo"]]
+    format: Annotated[Literal["hf", "peft", "bilm", "stablehlo"], POSITIONAL]
     """What to write. hf: what transformers loads. peft: a LoRA run's adapters and heads, which peft loads onto the base
     model in hf. bilm: ELMo as bilm-tf has it, options.json and weights in hdf5. stablehlo: a program that jax runs
     without this library, with its weights."""

@@ -3,10 +3,20 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Literal
 
-import tyro
-
 from contexture.analysis.options import ProbeOptions, SensesOptions
-from contexture.requests.arguments import DIR, FILE, FILES, RUN, STEP, TEXT, Place, check_effect, check_place
+from contexture.requests.arguments import (
+    DIR,
+    FILE,
+    FILES,
+    POSITIONAL,
+    RUN,
+    STEP,
+    TEXT,
+    Arg,
+    Place,
+    check_effect,
+    check_place,
+)
 from contexture.train.evaluation.request import Strings
 
 _THEMED = (".png", ".pdf")
@@ -17,7 +27,7 @@ _THEMED = (".png", ".pdf")
 class AttentionRequest:
     """A page that shows which tokens each token of a text reads, by layer and head, and how the weights come about."""
 
-    run: tyro.conf.Positional[Annotated[Place, RUN]]
+    run: Annotated[Place, RUN, POSITIONAL]
     """The folder of a run of any family; an ELMo's page shows its gates and the layers that its task mixes."""
     text: Annotated[str, TEXT]
     """The text to look at."""
@@ -42,7 +52,7 @@ class AttentionRequest:
 class SensesRequest(SensesOptions):
     """The vectors of one word in its sentences: how they part by sense, or by cluster, layer by layer."""
 
-    run: tyro.conf.Positional[Annotated[str, RUN]]
+    run: Annotated[str, RUN, POSITIONAL]
     """The folder of a run of any family."""
     word: Annotated[str, TEXT]
     """The word, as it is written in the sentences."""
@@ -85,7 +95,7 @@ class SensesRequest(SensesOptions):
 class LayersRequest:
     """The weight of each layer in the mixes that fine-tuned runs have learned."""
 
-    runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN …")]]
+    runs: Annotated[tuple[str, ...], Arg(metavar="RUN …"), POSITIONAL]
     """The folders of fine-tuned runs: seeds of a task, or several tasks."""
     to: Annotated[str, FILE] = ""
     """A figure to draw, *.png, *.svg or *.pdf: a bar for each layer and task, the deviation over seeds upon it."""
@@ -102,7 +112,7 @@ class LayersRequest:
 class StatusRequest:
     """Where runs are: step, loss, speed, whether one trains now, its newest checkpoint."""
 
-    runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN …")]]
+    runs: Annotated[tuple[str, ...], Arg(metavar="RUN …"), POSITIONAL]
     """The folders of runs, or of folders with runs in them."""
 
 
@@ -110,7 +120,7 @@ class StatusRequest:
 class CompareRequest:
     """Losses and metrics of several runs, and the settings in which they differ."""
 
-    runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN …")]]
+    runs: Annotated[tuple[str, ...], Arg(metavar="RUN …"), POSITIONAL]
     """The folders of two runs or more."""
     to: Annotated[str, FILE] = ""
     """A page or a picture of their curves to write, *.html, *.png, *.svg or *.pdf. Without it, tables are printed
@@ -131,9 +141,9 @@ class CompareRequest:
 class ProbeRequest(ProbeOptions):
     """What each layer of a run knows of labelled spans, by small probes on its frozen vectors."""
 
-    runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN …")]]
+    runs: Annotated[tuple[str, ...], Arg(metavar="RUN …"), POSITIONAL]
     """The folder of a run, or of several, which are probed one after the other."""
-    task: Annotated[Strings, tyro.conf.arg(metavar="NAME …")] = ()
+    task: Annotated[Strings, Arg(metavar="NAME …")] = ()
     """Tasks that the files hold labels of: pos, dependencies, entities, srl, coreference. *.jsonl files hold spans of
     their own: they need no name, or may have any."""
     train: Annotated[Strings, FILES]
@@ -144,8 +154,8 @@ class ProbeRequest(ProbeOptions):
     """The files to measure the probes on."""
     to: Annotated[str, DIR]
     """The folder to write probe.json and figures to. It keeps the results of earlier calls beside the new ones."""
-    layers: Annotated[str, tyro.conf.arg(metavar="all|each|N,…")] = "all"
-    step: Annotated[tuple[str, ...], tyro.conf.arg(metavar="N …|best|all")] = ()
+    layers: Annotated[str, Arg(metavar="all|each|N,…")] = "all"
+    step: Annotated[tuple[str, ...], Arg(metavar="N …|best|all")] = ()
     """The steps of checkpoints to probe, `best`, or `all`. Without it, the one that `predict` takes."""
     table: Annotated[str, FILE] = ""
     """A file to write the main figures of this call to, a row for each task: *.tex (LaTeX), *.csv or *.md."""

@@ -6,10 +6,21 @@ In a request, `step=""` is the checkpoint that answers for the run (`contexture.
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Literal
 
-import tyro
-
 from contexture.analysis.options import GenerateOptions
-from contexture.requests.arguments import DIR, FILE, FILES, RUN, STEP, TEXT, TEXTS, Place, check_effect, check_place
+from contexture.requests.arguments import (
+    DIR,
+    FILE,
+    FILES,
+    POSITIONAL,
+    RUN,
+    STEP,
+    TEXT,
+    TEXTS,
+    Arg,
+    Place,
+    check_effect,
+    check_place,
+)
 from contexture.train.evaluation.request import EvaluationOptions, Strings
 
 
@@ -17,10 +28,10 @@ from contexture.train.evaluation.request import EvaluationOptions, Strings
 class EvaluationArgs(EvaluationOptions):
     """Held-out metrics of runs, over the whole set, each example once."""
 
-    runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="RUN …")]]
+    runs: Annotated[tuple[str, ...], Arg(metavar="RUN …"), POSITIONAL]
     """The folder of a run, or of several, which are evaluated one after the other."""
-    dev: Annotated[Strings, tyro.conf.arg(aliases=["--task.dev"], metavar="FILE …")] = ()
-    step: Annotated[tuple[str, ...], tyro.conf.arg(metavar="N …|best|all")] = ()
+    dev: Annotated[Strings, Arg(aliases=("--task.dev",), metavar="FILE …")] = ()
+    step: Annotated[tuple[str, ...], Arg(metavar="N …|best|all")] = ()
     to: Annotated[str, DIR] = ""
     submission: Annotated[str, DIR] = ""
     figures: Annotated[str, DIR] = ""
@@ -38,7 +49,7 @@ class EvaluationArgs(EvaluationOptions):
 class PredictionRequest:
     """Predictions for new examples: of a file, a JSON line each, or for one that is given here."""
 
-    run: tyro.conf.Positional[Annotated[str, RUN]]
+    run: Annotated[str, RUN, POSITIONAL]
     """The folder of a fine-tuned run."""
     input: Annotated[str, FILE] = ""
     """A file of examples, labelled or not, of any size. Without it, --text is the example itself."""
@@ -82,7 +93,7 @@ class PredictionRequest:
 class FillRequest:
     """The most probable tokens for each [MASK] of a text, from a masked language model."""
 
-    run: tyro.conf.Positional[Annotated[Place, RUN]]
+    run: Annotated[Place, RUN, POSITIONAL]
     """The folder of a pretrained BERT."""
     text: str
     """A text with one [MASK] or several."""
@@ -98,7 +109,7 @@ class FillRequest:
 class GenerationRequest(GenerateOptions):
     """Continuations of prompts, from a GPT."""
 
-    run: tyro.conf.Positional[Annotated[Place, RUN]]
+    run: Annotated[Place, RUN, POSITIONAL]
     """The folder of a pretrained GPT."""
     prompt: Annotated[Strings, TEXTS] = ()
     """A prompt or several; an empty one starts a document."""
@@ -124,7 +135,7 @@ class GenerationRequest(GenerateOptions):
 class EmbeddingRequest:
     """Contextual vectors of the sentences, words or tokens of a text, line by line."""
 
-    run: tyro.conf.Positional[Annotated[Place, RUN]]
+    run: Annotated[Place, RUN, POSITIONAL]
     """The folder of a run of any family."""
     input: Annotated[Place, FILE]
     """A text file; each line is a sentence."""
@@ -166,7 +177,7 @@ class EmbeddingRequest:
 class ScoreRequest:
     """How well a run predicts text: perplexity, a BERT's pseudo-perplexity, both directions of an ELMo."""
 
-    run: tyro.conf.Positional[Annotated[Place, RUN]]
+    run: Annotated[Place, RUN, POSITIONAL]
     """The folder of a pretrained run."""
     input: Annotated[Strings, FILES] = ()
     """The text to score: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""

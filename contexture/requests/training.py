@@ -3,10 +3,8 @@
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
-import tyro
-
 from contexture.data.config import LearnedKind
-from contexture.requests.arguments import DIR, FILE, FILES, check_effect, check_place
+from contexture.requests.arguments import DIR, FILE, FILES, POSITIONAL, Arg, check_effect, check_place
 from contexture.train.config import Run
 
 
@@ -19,7 +17,7 @@ class NoOptions:
 class CompletionRequest:
     """A script that completes words in a shell."""
 
-    shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
+    shell: Annotated[Literal["bash", "zsh", "fish"], POSITIONAL]
     """The shell that reads the script: bash from ~/.bashrc, zsh from ~/.zshrc after compinit, fish from config.fish."""
 
 
@@ -38,7 +36,7 @@ class PlanRequest(RunRequest):
     """What training takes of devices that need not be here: memory, time, what bounds it. With --task.kind or
     --task.name it is the fine-tuning of a recipe's model, or of a run."""
 
-    topology: Annotated[str, tyro.conf.arg(metavar="DEVICES")] = ""
+    topology: Annotated[str, Arg(metavar="DEVICES")] = ""
     """The devices: v5e:4x4, v5litepod-16, v5p:4x4x4, v4-32, v6e:8x8, h100:1x8 (hosts × GPUs), h200:4x8, a100-40g:8,
     rtx4090:1, l4, t4 or cpu:8."""
     suggest: bool = False
@@ -49,7 +47,7 @@ class PlanRequest(RunRequest):
 class FinetuneRequest(RunRequest):
     """A fine-tuning; with --grid or --seeds several, which are compared."""
 
-    grid: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FIELD=VALUE,VALUE …")] = ()
+    grid: Annotated[tuple[str, ...], Arg(metavar="FIELD=VALUE,VALUE …")] = ()
     """Train every combination of these values, a run each within --dir, and choose the best by its held-out figures.
     Runs that differ in learning rate and seed alone share the compiled step."""
     seeds: int = 1
@@ -62,7 +60,7 @@ class FinetuneRequest(RunRequest):
 class TokenizerRequest:
     """Learn a vocabulary from text."""
 
-    kind: tyro.conf.Positional[LearnedKind]
+    kind: Annotated[LearnedKind, POSITIONAL]
     """The kind of vocabulary: a BERT needs wordpiece, an ELMo words; a GPT takes byte-bpe, characters or a
     sentencepiece."""
     input: Annotated[tuple[str, ...], FILES]
@@ -88,7 +86,7 @@ class TokenizerRequest:
 class PrepareRequest:
     """Tokenise text once into shards, which any number of runs may then read: --data.path FOLDER."""
 
-    recipe: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="RECIPE")]]
+    recipe: Annotated[str, Arg(metavar="RECIPE"), POSITIONAL]
     """The recipe that the runs will have: it decides how text is cut and tokenised."""
     input: Annotated[tuple[str, ...], FILES]
     """The text to tokenise: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""

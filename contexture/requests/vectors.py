@@ -3,10 +3,8 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Literal
 
-import tyro
-
 from contexture.analysis.options import VectorOptions
-from contexture.requests.arguments import FILE, RUN, STEP, TEXT, TEXTS, Place, check_place
+from contexture.requests.arguments import FILE, POSITIONAL, RUN, STEP, TEXT, TEXTS, Place, check_place
 from contexture.train.evaluation.request import Strings
 
 
@@ -14,7 +12,7 @@ from contexture.train.evaluation.request import Strings
 class NeighboursRequest(VectorOptions):
     """The sentences of a text, or the words in them, whose vectors have the largest cosine with those of others."""
 
-    run: tyro.conf.Positional[Annotated[Place, RUN]]
+    run: Annotated[Place, RUN, POSITIONAL]
     """The folder of a run of any family."""
     input: Annotated[Place, FILE]
     """The text file to search in; each line is a sentence."""
@@ -49,7 +47,7 @@ class NeighboursRequest(VectorOptions):
 class SimilarityRequest(VectorOptions):
     """The cosine of two texts' vectors, for the pairs of a file, and its correlation with their scores (STS)."""
 
-    run: tyro.conf.Positional[Annotated[Place, RUN]]
+    run: Annotated[Place, RUN, POSITIONAL]
     """The folder of a run of any family."""
     input: Annotated[str, FILE]
     """Pairs of texts, with or without a score: *.tsv, *.csv, *.jsonl."""

@@ -3,9 +3,7 @@
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Literal
 
-import tyro
-
-from contexture.requests.arguments import FILE, FILES, RUN, STEP, TEXT, TEXTS, Place, check_place
+from contexture.requests.arguments import FILE, FILES, POSITIONAL, RUN, STEP, TEXT, TEXTS, Place, check_place
 from contexture.train.evaluation.request import Strings
 
 Task = Literal["lambada", "cbt", "choice", "blimp", "wikitext", "lm1b", "qa", "summarize", "translate"]
@@ -16,7 +14,7 @@ class ZeroshotRequest:
     """How well a pretrained run does a task that it was not trained for: by the probabilities of texts, or by the
     answers that a GPT writes."""
 
-    run: tyro.conf.Positional[Annotated[Place, RUN]]
+    run: Annotated[Place, RUN, POSITIONAL]
     """The folder of a pretrained run of any family."""
     _: KW_ONLY
     task: Task
