@@ -60,7 +60,7 @@ long: $(STAMP)    ## all other cases of the laws, and what takes minutes each; P
 TYPED := .venv/typed/contexture
 define link_typed
 rm -rf $(TYPED) && mkdir -p $(TYPED)
-ln -s $(addprefix $(CURDIR)/,$(wildcard contexture/*) models train data analysis configs) $(TYPED)
+ln -s $(addprefix $(CURDIR)/,$(wildcard contexture/*) models train data interchange analysis configs) $(TYPED)
 endef
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from contexture.data.storage import atomic_file
-from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
-from contexture.train.metrics import BETTER, rank
+from contexture.train.metric_directions import BETTER, rank
 from contexture.train.run.plots import (
     COLOURS,
     PICTURES,
@@ -26,7 +25,8 @@ from contexture.train.run.plots import (
     svg_text,
 )
 from contexture.train.run.report import read_metrics
-from contexture.train.run_file import read
+from contexture.train.settings.run import Run, fields
+from contexture.train.settings.run_file import read
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

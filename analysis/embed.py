@@ -13,8 +13,8 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.families.splitting import SplitWords, Units
 from contexture.data.layouts import Batch, power_of_two
-from contexture.data.tasks.encode_examples import check_batch, chunks
-from contexture.data.tasks.lengths import STEP, choose_lengths
+from contexture.data.tasks.batch.lengths import STEP, choose_lengths
+from contexture.data.tasks.encode.encode_examples import check_batch, chunks
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.models.config import ModelConfig

@@ -12,7 +12,7 @@ from contexture.analysis.options import GenerateOptions
 from contexture.analysis.results import GeneratedText
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
-from contexture.data.tasks.encode_examples import check_batch, chunks
+from contexture.data.tasks.encode.encode_examples import check_batch, chunks
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.checked_text import encode_checked
 from contexture.models import decode

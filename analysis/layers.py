@@ -9,11 +9,11 @@ from contexture.analysis.results import LayerMix
 from contexture.data.errors import DataError
 from contexture.models.heads.layer_mix import learned_mixes
 from contexture.models.shapes import Params
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.run.folder import INPUTS
 from contexture.train.run.plots import COLOURS, PICTURES, Theme, add_legend, add_title, new_figure, save_figure
-from contexture.train.run_file import read
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import read
 
 
 def layers(runs: Sequence[Path], load_params: Callable[[Path], Params]) -> list[LayerMix]:

@@ -33,12 +33,12 @@ from contexture.models.shapes import Params
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.meta import Step
 from contexture.train.checkpoints.transfer import Loaded, load_parameters
-from contexture.train.config import Run
 from contexture.train.evaluation.predict import Predictor
-from contexture.train.options import MeshConfig
 from contexture.train.run.data import read_tokenizer
 from contexture.train.run.trained_length import LengthWatch, trained_length
-from contexture.train.run_file import read
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import read
+from contexture.train.settings.sections import MeshConfig
 
 logger = logging.getLogger(__name__)
 Unit = Literal["sentences", "words", "tokens"]

@@ -119,8 +119,8 @@ def torch_worker(args: argparse.Namespace, *, gathered: bool) -> Worker:
 def ours(args: argparse.Namespace) -> Worker:
     from contexture.data.config import DataConfig
     from contexture.models.config import BertConfig
-    from contexture.train.config import Run
-    from contexture.train.options import OptimConfig
+    from contexture.train.settings.run import Run
+    from contexture.train.settings.sections import OptimConfig
 
     layers, hidden, heads, ffn = SIZES[args.size]
     run = Run(

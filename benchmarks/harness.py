@@ -84,8 +84,8 @@ def trainer(run: Any, batches: Sequence[dict[str, Any]]) -> Worker:
     from contexture.train import mesh as meshes
     from contexture.train.checkpoints.transfer import model_of
     from contexture.train.objectives import batch_fields, objective_of
-    from contexture.train.options import MeshConfig
     from contexture.train.programs import step_settings
+    from contexture.train.settings.sections import MeshConfig
     from contexture.train.step import create, train_step
 
     mesh, model, fields, data = meshes.build(MeshConfig()), model_of(run, ()), batch_fields(run), []

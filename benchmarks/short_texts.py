@@ -127,17 +127,17 @@ def tuner(args: argparse.Namespace, folder: Path, source: Any) -> Any:
     import jax
 
     from contexture.data.config import DataConfig, TaskConfig
-    from contexture.data.tasks.batches import TaskBatches
-    from contexture.data.tasks.encode_examples import encode
+    from contexture.data.tasks.batch.batches import TaskBatches
+    from contexture.data.tasks.encode.encode_examples import encode
     from contexture.models.config import BertConfig
     from contexture.train import mesh as meshes
     from contexture.train.checkpoints.transfer import model_of
-    from contexture.train.config import Run
     from contexture.train.objectives import batch_fields, objective_of
-    from contexture.train.options import MeshConfig, OptimConfig
     from contexture.train.programs import step_settings
     from contexture.train.run.data import read_tokenizer
-    from contexture.train.run_file import read
+    from contexture.train.settings.run import Run
+    from contexture.train.settings.run_file import read
+    from contexture.train.settings.sections import MeshConfig, OptimConfig
     from contexture.train.step import create, train_step
 
     given, classes = texts()

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from contexture.configs.own_recipes import is_own, own_recipe
 from contexture.data.errors import did_you_mean
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
+from contexture.train.settings.run import Run
 
 Recipe = Callable[[], Run]
 _TASKS = ("tasks", "published_tasks")

@@ -8,8 +8,8 @@ import dataclasses
 
 from contexture.data.config import DataConfig
 from contexture.models.config import BertConfig
-from contexture.train.config import Run
-from contexture.train.options import OptimConfig, SaveConfig
+from contexture.train.settings.run import Run
+from contexture.train.settings.sections import OptimConfig, SaveConfig
 
 
 def _small(layers: int, hidden: int, heads: int, peak_lr: float = 1e-3) -> Run:

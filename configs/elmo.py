@@ -5,8 +5,8 @@ The sizes and the training are those of the published models and their code; the
 
 from contexture.data.config import DataConfig
 from contexture.models.config import ElmoConfig
-from contexture.train.config import Run
-from contexture.train.options import OptimConfig, SaveConfig
+from contexture.train.settings.run import Run
+from contexture.train.settings.sections import OptimConfig, SaveConfig
 
 
 def _adagrad(final_lr: float) -> OptimConfig:

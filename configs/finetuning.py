@@ -9,10 +9,10 @@ from pathlib import Path
 from contexture.configs import task
 from contexture.data.config import DataConfig
 from contexture.models.config import HeadConfig, ModelConfig, TransformerConfig
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.families import FAMILIES
-from contexture.train.options import InitConfig, OptimConfig, rate_at_width
+from contexture.train.settings.run import Run
+from contexture.train.settings.sections import InitConfig, OptimConfig, rate_at_width
 
 
 def finetune_run(source: Run, folder: str, name: str, *, task_vocabulary: int = 0, random: bool = False) -> Run:
@@ -60,7 +60,7 @@ def load_source_run(source: Path, folder: Path) -> tuple[Run, Path]:
 
     Raises: ConfigError for a folder that is no run, and one that is the training's own.
     """
-    from contexture.train.run_file import read  # imports more than a setting needs
+    from contexture.train.settings.run_file import read  # imports more than a setting needs
 
     if os.path.realpath(folder) == os.path.realpath(source):
         raise ConfigError(f"--dir {folder} is the run to begin from; give another --dir")

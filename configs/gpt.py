@@ -6,8 +6,8 @@ reproductions found to work and says so.
 
 from contexture.data.config import DataConfig
 from contexture.models.config import GptConfig
-from contexture.train.config import Run
-from contexture.train.options import OptimConfig, SaveConfig
+from contexture.train.settings.run import Run
+from contexture.train.settings.sections import OptimConfig, SaveConfig
 
 
 def _text(batch: int, length: int) -> DataConfig:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from contexture.data.errors import did_you_mean
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
+from contexture.train.settings.run import Run
 
 
 def is_own(name: str) -> bool:
@@ -44,7 +44,7 @@ def own_recipe(name: str) -> Run:
     except Exception as error:  # whatever a user's function raises
         raise ConfigError(f"{name} failed: {type(error).__name__}: {error}") from error
     if not isinstance(run, Run):
-        raise ConfigError(f"{name} returns {str(run)[:40]!r}; a recipe returns a contexture.train.config.Run")
+        raise ConfigError(f"{name} returns {str(run)[:40]!r}; a recipe returns a contexture.train.settings.run.Run")
     return run
 
 

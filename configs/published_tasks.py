@@ -1,12 +1,12 @@
 """Fine-tuning on data sets in the files of their publishers, which lie beneath the folder that CONTEXTURE_DATA names.
 
 The settings are those of `contexture.configs.tasks`. Where a paper is named, the figure is from it; the columns are
-those of `data/tasks/published`.
+those of `data/tasks/read/published`.
 """
 
 from contexture.configs.task_settings import paper_settings
 from contexture.data.config import Context, TaskConfig
-from contexture.train.config import Run
+from contexture.train.settings.run import Run
 
 _NLI = ("entailment", "neutral", "contradiction")
 

@@ -1,8 +1,8 @@
 """What the named tasks have in common: the settings of BERT's paper (Devlin et al. 2018, section 4, appendix A.3)."""
 
 from contexture.data.config import Context, DataConfig, TaskConfig
-from contexture.train.config import Run
-from contexture.train.options import OptimConfig
+from contexture.train.settings.run import Run
+from contexture.train.settings.sections import OptimConfig
 
 
 def paper_settings(

@@ -10,7 +10,7 @@ The figures to expect of GLUE are those of five runs of bert-base-cased with ano
 
 from contexture.configs.task_settings import paper_settings
 from contexture.data.config import TaskConfig
-from contexture.train.config import Run
+from contexture.train.settings.run import Run
 
 
 def _glue(

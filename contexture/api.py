@@ -10,14 +10,14 @@ from contexture import configs
 from contexture.analysis.call_arguments import with_hints
 from contexture.data.inputs import Examples
 from contexture.example_files import as_file, files_given, files_of, is_empty, write_examples
-from contexture.grid import first_values, make_grid
+from contexture.grid_search import first_values, make_grid
 from contexture.option_scope import check_effects
-from contexture.options import with_options
-from contexture.train.config import Run
+from contexture.overrides import with_options
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.request import EvaluationOptions, requests_of
 from contexture.train.grid.settings import Grid
-from contexture.train.options import MeshConfig
+from contexture.train.settings.run import Run
+from contexture.train.settings.sections import MeshConfig
 
 if TYPE_CHECKING:
     from contexture.analysis.trained_model import TrainedModel
@@ -305,8 +305,8 @@ def import_model(
     Raises: ConfigError for an unknown format, DataError for damaged, missing or unknown files, ConnectionError where
     the Hugging Face hub does not answer.
     """
-    from contexture.train.interchange.convert import IMPORTERS, import_model
-    from contexture.train.interchange.import_options import ImportOptions
+    from contexture.interchange.convert import IMPORTERS, import_model
+    from contexture.interchange.import_options import ImportOptions
 
     _check_format(format, IMPORTERS)
     how = ImportOptions(
@@ -339,8 +339,8 @@ def export_model(
 
     Raises: ConfigError for a run that the format cannot hold, DataError for such a vocabulary.
     """
-    from contexture.train.interchange.convert import EXPORTERS, export_model
-    from contexture.train.interchange.sentence_transformers import POOLINGS
+    from contexture.interchange.convert import EXPORTERS, export_model
+    from contexture.interchange.sentence_transformers import POOLINGS
 
     _check_format(format, EXPORTERS)
     if pooling and (format != "hf" or pooling not in POOLINGS):

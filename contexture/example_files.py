@@ -9,7 +9,7 @@ from contexture.data.storage import atomic_file, check_run_path
 from contexture.train.errors import ConfigError
 from contexture.train.grid.folder import GRID
 from contexture.train.run.folder import INPUTS
-from contexture.train.run_file import read
+from contexture.train.settings.run_file import read
 
 
 def is_empty(value: object) -> bool:

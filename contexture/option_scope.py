@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from contexture.data.families.base import TextFamily
 from contexture.data.plain_files import inner_suffix
-from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
 from contexture.train.families import FAMILIES
+from contexture.train.settings.run import Run, fields
 
 
 class _Scope(NamedTuple):

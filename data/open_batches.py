@@ -7,10 +7,10 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import DataConfig, Family, TaskConfig
 from contexture.data.families.registry import TEXT_FAMILIES
 from contexture.data.pretraining.shards import Shards
-from contexture.data.tasks.batches import HeldOutTask, TaskBatches, task_fields
-from contexture.data.tasks.example_store import ExampleStore
-from contexture.data.tasks.labels import class_weights
-from contexture.data.tasks.spans.answer_rules import answer_rules
+from contexture.data.tasks.batch.answer_rules import answer_rules
+from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches, task_fields
+from contexture.data.tasks.read.labels import class_weights
+from contexture.data.tasks.store.example_store import ExampleStore
 from contexture.data.tokenizers.base import Tokenizer
 
 

@@ -11,7 +11,7 @@ Arrays are named `x_BLD`; equal letters in one function mean equal sizes.
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,9 @@ import numpy as np
 Params: TypeAlias = Mapping[str, "Params | jax.Array"]
 """Parameters as nested mappings: {"backbone": {"embeddings": {"tokens": array, …}, …}, "heads_<name>": …}."""
 
+Leaf = TypeVar("Leaf")
+Nested: TypeAlias = "dict[str, Nested[Leaf] | Leaf]"
+"""Leaves of one type in nested dicts."""
 LETTERS = frozenset("BLMDVHKFNTPCARWEUGJS_")
 
 # Every parameter of every family, and the state carried from step to step: path → dims. Exactly one row matches a path.
@@ -110,6 +113,18 @@ def path_of(keys: tuple[object, ...]) -> str:
     """Returns a jax key path as one string: 'backbone/layers/ffn/in/kernel'."""
     # jax has a class of key for each container: dict (key), dataclass (name), sequence (idx).
     return "/".join(str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in keys)
+
+
+def nested(leaves: Mapping[str, Leaf]) -> "Nested[Leaf]":
+    """Returns leaves by path as a tree: {"a/b": x} → {"a": {"b": x}}."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *folders, name = path.split("/")
+        folder = tree
+        for part in folders:
+            folder = folder.setdefault(part, {})
+        folder[name] = leaf
+    return tree
 
 
 def by_path(tree: object) -> dict[str, Any]:

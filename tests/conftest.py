@@ -357,7 +357,7 @@ def elmo_run(trained_run, elmo_words: list[str]) -> Path:
 @pytest.fixture(scope="session")
 def published_elmo(shared: Path, once) -> Path:
     """The original's own small biLM, imported: a run at step 0, of three words."""
-    from contexture.train.interchange.convert import import_model
+    from contexture.interchange.convert import import_model
 
     golden = shared / "data" / "golden_bilm_tf" / "model"
 

@@ -14,7 +14,7 @@ from contexture import configs
 from contexture.cli.commands import COMMANDS
 from contexture.cli.help import options_of
 from contexture.configs.finetuning import finetune_run
-from contexture.train.run_file import read
+from contexture.train.settings.run_file import read
 from tests.conftest import ROOT
 from tests.helpers.commands import done, json_of
 from tests.mutants.origin import PACKAGES

@@ -18,6 +18,7 @@ BELOW = {
     "models": "",
     "data": "",
     "train": "models data",
+    "interchange": "models data train",
     "analysis": "models data train",
     "configs": "models data train",
 }

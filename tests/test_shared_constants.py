@@ -9,16 +9,16 @@ from contexture.configs import recipes
 from contexture.configs.finetuning import finetune_run
 from contexture.data.config import Family, Stream
 from contexture.data.families.registry import TEXT_FAMILIES
-from contexture.data.tasks.batches import ANSWERS
+from contexture.data.tasks.batch.batches import ANSWERS
 from contexture.data.tokenizers import elmo_char_ids
 from contexture.models import config, elmo
 from contexture.models.families import MODEL_FAMILIES, example
 from contexture.models.layers import char_cnn
 from contexture.models.model import Outputs
 from contexture.train.checkpoints.transfer import model_of
-from contexture.train.config import Run
 from contexture.train.families import FAMILIES
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes, objective_of
+from contexture.train.settings.run import Run
 from tests.helpers.long import long
 
 

@@ -12,11 +12,10 @@ from jax.sharding import Mesh
 from contexture.data.batches import iterate
 from contexture.data.storage import is_bucket
 from contexture.models.heads.layer_mix import describe_mixes
-from contexture.train import cpu_memory, run_file
+from contexture.train import cpu_memory
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.manager import Checkpoints
 from contexture.train.checkpoints.transfer import begin_from
-from contexture.train.config import Run
 from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_folder, agree_on_run
 from contexture.train.errors import CheckpointError, ConfigError
@@ -36,6 +35,8 @@ from contexture.train.run.report import Report
 from contexture.train.run.signals import Signals
 from contexture.train.run.throughput import activation_floats
 from contexture.train.session import Session
+from contexture.train.settings import run_file
+from contexture.train.settings.run import Run
 from contexture.train.setup import check_frozen, prepare
 from contexture.train.step import create, train_step
 from contexture.train.summary import log_end, log_start

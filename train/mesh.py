@@ -17,8 +17,8 @@ from contexture.models.layers.remat import choose_remat, layers_per_iteration
 from contexture.models.shapes import Params, by_path, dims_of, path_of
 from contexture.models.sharding import MESH_AXES, partition_spec, platform
 from contexture.train.errors import ConfigError
-from contexture.train.options import MeshConfig
 from contexture.train.run.plugin_errors import plugin_errors_in_one_line
+from contexture.train.settings.sections import MeshConfig
 
 T = TypeVar("T")
 Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]

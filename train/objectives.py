@@ -17,8 +17,8 @@ from contexture.models import elmo
 from contexture.models.config import WORD_CHARS
 from contexture.models.heads.crf import CrfOutput
 from contexture.models.model import Outputs
-from contexture.train.config import Run
 from contexture.train.losses import NoLoss, Sum, cross_entropy, has_best, span_candidates, without_padding
+from contexture.train.settings.run import Run
 
 Batch: TypeAlias = dict[str, jax.Array]
 

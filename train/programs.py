@@ -11,8 +11,8 @@ import flax.struct
 import jax
 import numpy as np
 
-from contexture.train.config import Run
-from contexture.train.options import EvaluateConfig, InitConfig, LogConfig, SaveConfig
+from contexture.train.settings.run import Run
+from contexture.train.settings.sections import EvaluateConfig, InitConfig, LogConfig, SaveConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]

@@ -11,14 +11,12 @@ from jax.sharding import Mesh
 from contexture.data.batches import Batches, HeldOut
 from contexture.data.open_batches import open_batches, open_held_out
 from contexture.data.pretraining.shards import Shards
-from contexture.data.tasks.example_store import ExampleStore
+from contexture.data.tasks.store.example_store import ExampleStore
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.families import example
 from contexture.models.model import Model
 from contexture.train import mesh as meshes
-from contexture.train import run_file
 from contexture.train.checkpoints.transfer import model_of
-from contexture.train.config import Run
 from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_content
 from contexture.train.errors import ConfigError
@@ -29,6 +27,9 @@ from contexture.train.optim.optimizers import lr_multipliers
 from contexture.train.run import data
 from contexture.train.run import folder as directories
 from contexture.train.run.signals import Signals
+from contexture.train.settings import run_file
+from contexture.train.settings.run import Run
+from contexture.train.settings.schedule import resolve_schedule
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def prepare(run: Run, folder: Path, mesh: Mesh, signals: Signals) -> tuple[Train
         store.verify(signals)
         examples = open_batches(store, tokenizer, run.data, run.task, run.family, run.seed, signals).examples_per_epoch
         directories.check_not_shortened(run, folder, old, examples)
-        total_steps = run_file.resolve_schedule(run, examples).steps
+        total_steps = resolve_schedule(run, examples).steps
         directories.write_run_json(folder, run, tokenizer, store, old, total_steps)
         processes.publish("prepared", "")
     else:
@@ -101,7 +102,7 @@ def prepare(run: Run, folder: Path, mesh: Mesh, signals: Signals) -> tuple[Train
         raise ConfigError(f"evaluate.{name} wants held-out examples; give --task.dev or --data.dev, or a fraction")
     guess = baseline(held_out, store, signals) if held_out else {}
     # The run as it is trained: epochs become steps, and what was left to the data is filled in.
-    run = run_file.resolve_schedule(run, batches.examples_per_epoch)
+    run = resolve_schedule(run, batches.examples_per_epoch)
     run = run_file.with_data_facts(run, words=tokenizer.size, pair=isinstance(store, ExampleStore) and store.pair)
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, length=batches.length))
     model = model_of(run, store.labels)

@@ -15,19 +15,20 @@ from contexture.data.describe import describe as describe_row
 from contexture.models.config import TransformerConfig
 from contexture.models.shapes import by_path, dims_of
 from contexture.train import mesh as meshes
-from contexture.train import run_file
-from contexture.train.config import Run
 from contexture.train.evaluation.best import NO_CHECKPOINT, Best
 from contexture.train.evaluation.evaluate import report_odd
 from contexture.train.families import FAMILIES
-from contexture.train.metrics import rank
+from contexture.train.metric_directions import rank
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.optim.lora import ADAPTERS, describe_parameters
-from contexture.train.options import BASE_WIDTH
 from contexture.train.run.folder import as_option
 from contexture.train.run.progress import duration, figures_of
 from contexture.train.run.report import Report, read_metrics
 from contexture.train.run.throughput import unknown_peak
+from contexture.train.settings import run_file
+from contexture.train.settings.run import Run
+from contexture.train.settings.schedule import warmup_note
+from contexture.train.settings.sections import BASE_WIDTH
 from contexture.train.setup import TrainingSetup
 from contexture.train.step import State
 
@@ -51,7 +52,7 @@ def log_start(parts: TrainingSetup, given: Run, recipe: Run, report: Report, sha
         logger.info(f"attention: {attention}; remat: {remat}")
     if options := meshes.compiler_options(run.mesh, parts.mesh):
         logger.info("compiler options: " + " ".join(f"{name}={value}" for name, value in options.items()))
-    if note := run_file.warmup_note(given, run):
+    if note := warmup_note(given, run):
         logger.warning(note)
     if unknown := unknown_peak(parts.mesh.devices.flat[0]):
         logger.warning(unknown)

@@ -20,8 +20,8 @@ from contexture.analysis.probing.span_objects import read_objects
 from contexture.analysis.probing.target_types import Sentence, Span, Target
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import check_content, inner_suffix
-from contexture.data.tasks.conll import word_lines
-from contexture.data.tasks.tagging.entity_schemes import OUTSIDE, entity_tags
+from contexture.data.tasks.read.conll import word_lines
+from contexture.data.tasks.read.entity_schemes import OUTSIDE, entity_tags
 from contexture.data.text.lines import lines
 from contexture.data.text.written_numbers import whole_number
 

@@ -10,8 +10,8 @@ from contexture.analysis.column_options import column_options
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_plain, inner_suffix
-from contexture.data.tasks.examples import Text
-from contexture.data.tasks.read_examples import FORMATS, check_sources, examples, open_table
+from contexture.data.tasks.read.examples import Text
+from contexture.data.tasks.read.read_examples import FORMATS, check_sources, examples, open_table
 from contexture.data.text.lines import LONGEST_TEXT, lines
 from contexture.data.text.sources import check_plain_text
 from contexture.data.tokenizers.base import Tokenizer

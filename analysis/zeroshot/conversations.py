@@ -13,8 +13,8 @@ from contexture.analysis.column_options import column_names
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import inner_suffix, read_stream
-from contexture.data.tasks.examples import QuestionExample
-from contexture.data.tasks.read_examples import check_sources, examples
+from contexture.data.tasks.read.examples import QuestionExample
+from contexture.data.tasks.read.read_examples import check_sources, examples
 from contexture.data.text.json_values import json_value
 
 _FORM = '{"data": [{"story": "…", "questions": [{"input_text": "…"}], "answers": [{"input_text": "…"}]}]}'

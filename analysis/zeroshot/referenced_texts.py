@@ -6,8 +6,8 @@ from typing import Literal
 
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError, did_you_mean
-from contexture.data.tasks.read_examples import check_sources, open_table
-from contexture.data.tasks.tables import Row, Table, listed
+from contexture.data.tasks.read.read_examples import check_sources, open_table
+from contexture.data.tasks.read.tables import Row, Table, listed
 
 Header = Literal["auto", "yes", "no"]
 _USUAL = {

@@ -1,9 +1,9 @@
 """What is looked for among the arguments before they are parsed. Needs no jax."""
 
-from contexture.cli.options import ALIASES
-from contexture.options import without_replaced
-from contexture.train.config import Run
+from contexture.cli.option_model import ALIASES
+from contexture.overrides import without_replaced
 from contexture.train.errors import ConfigError
+from contexture.train.settings.run import Run
 
 
 def find_option(argv: list[str], *names: str) -> str:

@@ -41,7 +41,7 @@ class Command:
 
     def kind(self) -> type:
         """Returns the type of its options."""
-        module = "contexture.train.config" if self.request == "Run" else "contexture.requests"
+        module = "contexture.train.settings.run" if self.request == "Run" else "contexture.requests"
         return getattr(importlib.import_module(module), self.request)
 
     def function(self) -> Callable[[list[str]], Any]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from contexture.cli.argv import find_option
 from contexture.cli.commands import COMMANDS, Command
 from contexture.cli.help import options_of
-from contexture.cli.options import Option
-from contexture.train.config import Run
+from contexture.cli.option_model import Option
 from contexture.train.families import FAMILIES
+from contexture.train.settings.run import Run
 
 FILES, WORDS = "files", "words"
 _ANYWHERE = ("--help", "--json", "--debug", "--version")

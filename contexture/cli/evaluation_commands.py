@@ -14,7 +14,7 @@ from contexture.train.grid.folder import without_shared
 from contexture.train.grid.results import spreads
 from contexture.train.run.console import console, print_table
 from contexture.train.run.signals import STOPPED, Signals
-from contexture.train.run_file import read
+from contexture.train.settings.run_file import read
 
 if TYPE_CHECKING:
     from contexture.train.evaluation.evaluate import EvaluationResult

@@ -4,15 +4,15 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from contexture.cli.argv import expand_aliases
-from contexture.cli.options import ALIASES
+from contexture.cli.option_model import ALIASES
 from contexture.cli.output import Result
 from contexture.cli.parse import option_names
 from contexture.table_files import Cell, plus_minus
-from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
 from contexture.train.grid.folder import RESULTS
 from contexture.train.grid.results import GridResult, SettingResult, Spread, Spreads
 from contexture.train.grid.settings import as_options, shown
+from contexture.train.settings.run import Run, fields
 
 _OF_KIND = {"classify": "accuracy", "choice": "accuracy", "tag": "accuracy", "regress": "pearson", "span": "f1"}
 """The metric that the table shows of each kind of task, beside the one that it is chosen by."""
@@ -45,7 +45,7 @@ def first_options(argv: Sequence[str]) -> list[str]:
 
     Fields that --grid cannot vary, or that `argv` gives as well, are left to `make_grid`, which refuses them.
     """
-    from contexture.grid import first_values
+    from contexture.grid_search import first_values
 
     at = argv.index("--grid") + 1 if "--grid" in argv else len(argv)
     words = list(itertools.takewhile(lambda word: not word.startswith("--"), argv[at:]))

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from contexture.cli.commands import COMMANDS, GROUPS, Command
-from contexture.cli.options import VARIES, Option, options_of_kind, options_of_runs
-from contexture.train.config import Run
+from contexture.cli.option_model import VARIES, Option, options_of_kind, options_of_runs
+from contexture.train.settings.run import Run
 
 _NARROWEST, _WIDEST = 60, 110
 _SECTIONS = {

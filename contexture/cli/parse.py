@@ -8,12 +8,12 @@ from typing import Any, Literal, TypeVar
 
 from contexture.cli.commands import COMMANDS
 from contexture.cli.help import command_page, options_of, wants_help
-from contexture.cli.options import Option, leaves
+from contexture.cli.option_model import Option, leaves
 from contexture.data.errors import did_you_mean
 from contexture.option_scope import check_scope, other_options, own_options
 from contexture.suggestions import has_other_name, suggest_option
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
+from contexture.train.settings.run import Run
 
 T = TypeVar("T")
 _NUMBERS: dict[type, str] = {int: "a whole number", float: "a number"}

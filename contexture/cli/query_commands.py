@@ -27,7 +27,7 @@ from contexture.table_files import Cell, check_table, write_table
 from contexture.train.errors import ConfigError
 from contexture.train.grid.folder import runs_beneath, without_shared
 from contexture.train.run.signals import NOTHING_WRITTEN, STOPPED, Signals
-from contexture.train.run_file import read
+from contexture.train.settings.run_file import read
 
 if TYPE_CHECKING:
     from contexture.analysis.compare import Comparison
@@ -241,7 +241,7 @@ def _weight_rows(mixes: "Iterable[LayerMix]") -> list[dict[str, Cell]]:
 def import_command(argv: list[str]) -> Result:
     """Turns a published model into a run."""
     request = parse(ImportRequest, argv, "import")
-    from contexture.train.interchange.convert import import_model
+    from contexture.interchange.convert import import_model
 
     with Signals(NOTHING_WRITTEN) as signals:
         return dict(import_model(request.format, Path(request.path), Path(request.to), signals, request))
@@ -250,7 +250,7 @@ def import_command(argv: list[str]) -> Result:
 def export_command(argv: list[str]) -> Result:
     """Writes a run as files that others read."""
     request = parse(ExportRequest, argv, "export")
-    from contexture.train.interchange.convert import export_model
+    from contexture.interchange.convert import export_model
 
     with Signals(NOTHING_WRITTEN) as signals:
         step = checkpoint_of(request.step)

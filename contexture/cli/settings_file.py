@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from contexture.data.storage import check_no_bucket
-from contexture.options import with_options
-from contexture.train.config import Run, fields
+from contexture.overrides import with_options
 from contexture.train.errors import ConfigError
-from contexture.train.run_file import read
+from contexture.train.settings.run import Run, fields
+from contexture.train.settings.run_file import read
 
 _NOT_TAKEN = ("dir", "head.pair")
 """What a run.json says of its run alone: another run has its own folder, and its own examples."""

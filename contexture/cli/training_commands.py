@@ -16,10 +16,10 @@ from contexture.cli.settings_file import read_settings, with_settings
 from contexture.option_scope import check_effects
 from contexture.requests import FinetuneRequest, NoOptions, PlanRequest, PrepareRequest, TokenizerRequest
 from contexture.table_files import check_table, write_table
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.run.signals import NOTHING_WRITTEN, Signals
-from contexture.train.run_file import read, to_json
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import read, to_json
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound=Run)
@@ -255,7 +255,7 @@ def finetune_command(argv: list[str]) -> TwofoldResult | None:
 
 def _train_grid(argv: list[str]) -> TwofoldResult:
     """Trains the runs of a grid that are missing. A grid that is complete is read, and needs no jax."""
-    from contexture.grid import make_grid
+    from contexture.grid_search import make_grid
     from contexture.train.grid.train_grid import check_grid, train_grid
 
     signals = Signals()
@@ -307,7 +307,7 @@ def _grid_finetuning(argv: list[str]) -> _Finetuning:
 
 def _check_examples(runs: list[Run]) -> None:
     """Looks at the examples, which are the same for all of these runs, unless each of them has its own copy already."""
-    from contexture.data.tasks.read_examples import check_examples
+    from contexture.data.tasks.read.read_examples import check_examples
 
     if not all((Path(run.dir) / "data").exists() for run in runs):
         check_examples(runs[0].task, runs[0].data.context)

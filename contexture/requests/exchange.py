@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from contexture.interchange.import_options import ImportOptions
 from contexture.requests.arguments import DIR, FILE, POSITIONAL, RUN, STEP, Arg, check_place
-from contexture.train.interchange.import_options import ImportOptions
 
 
 @dataclass(frozen=True, kw_only=True)

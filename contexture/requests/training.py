@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from contexture.data.config import LearnedKind
 from contexture.requests.arguments import DIR, FILE, FILES, POSITIONAL, Arg, check_effect, check_place
-from contexture.train.config import Run
+from contexture.train.settings.run import Run
 
 
 @dataclass(frozen=True)

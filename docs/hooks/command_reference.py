@@ -8,7 +8,7 @@ from contexture import configs
 from contexture.cli.commands import COMMANDS, GROUPS, Command
 from contexture.cli.help import option_sections, options_of, positionals, shell_lines
 from contexture.configs.finetuning import finetune_run
-from contexture.train.config import Run
+from contexture.train.settings.run import Run
 
 FAMILIES = {"BERT": "bert.tiny", "GPT": "gpt.tiny", "ELMo": "elmo.tiny"}
 """A recipe of each family, whose values stand as its defaults."""

@@ -7,11 +7,11 @@ import pytest
 
 from contexture.analysis.compare import _draw, _drawn, compare
 from contexture.cli import main as cli
-from contexture.train.config import Run
-from contexture.train.options import EvaluateConfig, OptimConfig
 from contexture.train.run.plots import COLOURS, read_curves
 from contexture.train.run.report import read_metrics
-from contexture.train.run_file import RunRecord, write
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import RunRecord, write
+from contexture.train.settings.sections import EvaluateConfig, OptimConfig
 
 
 @pytest.fixture

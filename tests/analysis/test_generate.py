@@ -20,7 +20,7 @@ from contexture.data.visible import visible
 from contexture.models import decode
 from contexture.models.config import BertConfig, GptConfig, Sampling
 from contexture.models.families import build
-from contexture.train.run_file import read
+from contexture.train.settings.run_file import read
 from tests.helpers.commands import done, json_of
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close

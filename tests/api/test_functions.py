@@ -9,8 +9,8 @@ import pytest
 import contexture
 from contexture.configs import recipe as usual
 from contexture.configs import recipes
-from contexture.options import with_options
-from contexture.train.run_file import read
+from contexture.overrides import with_options
+from contexture.train.settings.run_file import read
 from tests.helpers.commands import json_of
 from tests.helpers.random_runs import random_training
 
@@ -35,7 +35,7 @@ def test_options_are_those_of_the_command_line(tmp_path: Path):
     assert (run.data.path, run.steps, run.optim.peak_lr, run.data.dev) == ((str(tmp_path),), 7, 1.0, ("a", "b"))
     shown = json_of("show", "bert.tiny", "--data.path", tmp_path, "--steps", 7, "--optim.peak-lr", 1, "--data.dev",
                     "a", "b", "--seed", 3)["config"]  # fmt: skip
-    assert shown == json.loads(json.dumps(contexture.train.run_file.to_json(run)))  # pyright: ignore[reportAttributeAccessIssue]
+    assert shown == json.loads(json.dumps(contexture.train.settings.run_file.to_json(run)))  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize("name", recipes())

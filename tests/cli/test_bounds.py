@@ -16,9 +16,9 @@ from contexture.data.tokenizers.byte_pair import Gpt1BPE
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.wordpiece import SPECIAL
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
-from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
-from contexture.train.run_file import from_json, read, to_json
+from contexture.train.settings.run import Run, fields
+from contexture.train.settings.run_file import from_json, read, to_json
 from tests.helpers.long import long
 
 BAD = ("0", "-1", "1e15", "1000000000000000", "NaN", "Infinity", "-Infinity", '"many"', "null", "[]", "{}", "true",

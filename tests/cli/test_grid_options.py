@@ -9,12 +9,12 @@ import contexture
 from contexture.cli import main as cli
 from contexture.cli.grid_options import join_repeated, read_grid, table
 from contexture.configs.finetuning import finetune_run
-from contexture.grid import make_grid
-from contexture.options import with_options
+from contexture.grid_search import make_grid
+from contexture.overrides import with_options
 from contexture.train.errors import ConfigError
 from contexture.train.grid.results import GridResult, SettingResult
 from contexture.train.grid.settings import Grid
-from contexture.train.run_file import read
+from contexture.train.settings.run_file import read
 from tests.train.run.test_formats import GOLDEN
 
 pytestmark = pytest.mark.usefixtures("one_device")

@@ -10,13 +10,13 @@ import contexture
 from contexture.cli import main as cli
 from contexture.cli.commands import COMMANDS, GROUPS
 from contexture.cli.help import command_page, main_page, options_of
-from contexture.cli.options import METAVARS, Option
+from contexture.cli.option_model import METAVARS, Option
 from contexture.cli.parse import parse
 from contexture.configs import recipe, recipes
 from contexture.configs.finetuning import finetune_run
 from contexture.option_scope import scope
-from contexture.train.config import Run, fields
 from contexture.train.errors import ConfigError
+from contexture.train.settings.run import Run, fields
 from tests.helpers.long import long
 
 TINY = ("bert.tiny", "gpt.tiny", "elmo.tiny")

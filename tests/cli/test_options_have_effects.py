@@ -15,10 +15,10 @@ from contexture.configs import recipe, task
 from contexture.configs.finetuning import finetune_run
 from contexture.models.config import VectorsConfig
 from contexture.option_scope import _NEEDS, _SCOPES, check_effects, check_scope
-from contexture.options import with_options
-from contexture.train.config import Run, fields
+from contexture.overrides import with_options
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.request import EvaluationOptions
+from contexture.train.settings.run import Run, fields
 from tests.train.run.test_formats import GOLDEN
 
 BERT, GPT, ELMO = recipe("bert.tiny"), recipe("gpt.tiny"), recipe("elmo.tiny")

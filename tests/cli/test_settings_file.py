@@ -12,7 +12,7 @@ from contexture.cli.settings_file import read_settings, with_settings
 from contexture.cli.training_commands import _finetuning, _recipe
 from contexture.configs import recipe
 from contexture.train.errors import ConfigError
-from contexture.train.run_file import read, to_json
+from contexture.train.settings.run_file import read, to_json
 from tests.train.run.test_formats import GOLDEN
 
 BERT = recipe("bert.tiny")

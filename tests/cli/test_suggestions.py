@@ -9,8 +9,8 @@ from contexture import requests
 from contexture.configs import _OTHER_NAMES as USUAL
 from contexture.configs import recipe, recipes, task, task_recipes
 from contexture.suggestions import _OTHER_NAMES, suggest_option
-from contexture.train.config import fields
 from contexture.train.errors import ConfigError
+from contexture.train.settings.run import fields
 
 OPTIONS = [name.replace("_", "-") for name in fields(recipe("bert.tiny"))]
 

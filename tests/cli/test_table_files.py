@@ -13,9 +13,9 @@ from contexture.cli import main as cli
 from contexture.cli.grid_options import table_rows
 from contexture.data.errors import DataError
 from contexture.table_files import PlusMinus, check_table, write_table
-from contexture.train.config import Run
-from contexture.train.options import OptimConfig
-from contexture.train.run_file import RunRecord, write
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import RunRecord, write
+from contexture.train.settings.sections import OptimConfig
 from tests.helpers.commands import json_of, run_command
 from tests.train.run.test_formats import GOLDEN
 

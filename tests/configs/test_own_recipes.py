@@ -11,7 +11,7 @@ from contexture.train.errors import ConfigError
 FILE = """
 import dataclasses
 from contexture.configs import recipe
-from contexture.train.config import Run
+from contexture.train.settings.run import Run
 
 def big() -> Run:
     return dataclasses.replace(recipe("bert.tiny"), steps=7)
@@ -47,7 +47,10 @@ def test_a_function_of_a_file_is_a_recipe():
         ("mine.py:bigg", "mine.py: there is no function 'bigg' (did you mean big?); it has big, sized, other, fails"),
         ("mine.py:recipe", "mine.py: there is no function 'recipe'"),
         ("mine.py:sized", "mine.py:sized wants n; a recipe is a function without parameters"),
-        ("mine.py:other", "mine.py:other returns \"{'steps': 1}\"; a recipe returns a contexture.train.config.Run"),
+        (
+            "mine.py:other",
+            "mine.py:other returns \"{'steps': 1}\"; a recipe returns a contexture.train.settings.run.Run",
+        ),
         ("mine.py:fails", "mine.py:fails failed: KeyError: 'steps'"),
         ("broken.py:big", "broken.py:2: "),
         ("failing.py:big", "failing.py failed: ModuleNotFoundError: No module named 'nothing_of_this_name'"),

@@ -15,7 +15,7 @@ import contexture
 from contexture.configs import finetuning, recipes, task_recipes
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, VectorsConfig
 from contexture.option_scope import own_options
-from contexture.train.config import Run
+from contexture.train.settings.run import Run
 from tests.helpers.commands import request_kinds
 
 FILE = Path(__file__).parents[1] / "golden" / "settings.json"

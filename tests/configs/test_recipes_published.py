@@ -11,8 +11,8 @@ import pytest
 from contexture.configs import recipe, recipes, task_recipes
 from contexture.configs.finetuning import finetune_run, pretrain_further
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
-from contexture.train.config import Run, fields
-from contexture.train.options import OptimConfig
+from contexture.train.settings.run import Run, fields
+from contexture.train.settings.sections import OptimConfig
 
 BERT = "Devlin et al. 2018, A.2; google-research/bert: optimization.py, create_pretraining_data.py"
 GPT1 = "Radford et al. 2018, 4.1; eps and clip of finetune-transformer-lm, train.py"

@@ -6,8 +6,8 @@ import pytest
 
 from contexture.configs import recipe
 from contexture.data.errors import LONGEST_NAME, DataError, did_you_mean
-from contexture.data.tasks.examples import Text
-from contexture.data.tasks.labels import _LARGEST, MAX_ALTERNATIVES, Labels, answer
+from contexture.data.tasks.read.examples import Text
+from contexture.data.tasks.read.labels import _LARGEST, MAX_ALTERNATIVES, Labels, answer
 from contexture.data.tokenizers import registry
 from contexture.models.config import MAX_PARAMETERS, MAX_SIZE, require_parameters_fit
 

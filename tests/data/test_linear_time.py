@@ -12,7 +12,7 @@ import ftfy
 import pytest
 
 from contexture.data.errors import DataError, did_you_mean
-from contexture.data.tasks import conll, tables
+from contexture.data.tasks.read import conll, tables
 from contexture.data.text.sentences import sentences
 from contexture.data.text.sources import TextFile, document_batches, sentence_batches
 from contexture.data.tokenizers.base import Tokenizer

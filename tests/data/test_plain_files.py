@@ -11,8 +11,8 @@ from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_content, open_plain
 from contexture.data.tokenizers.registry import load_tokenizer
-from contexture.train.config import Run
-from contexture.train.run_file import with_absolute_paths
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import with_absolute_paths
 from tests.train.run.test_formats import GOLDEN
 
 TEXT = "the cat sat\n\nthe dog ran\n"

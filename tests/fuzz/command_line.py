@@ -15,7 +15,7 @@ from typing import Any
 
 from contexture import requests
 from contexture.cli.settings_file import read_settings, with_settings
-from contexture.train.config import Run, fields
+from contexture.train.settings.run import Run, fields
 from tests.conftest import ROOT
 from tests.fuzz.mutate import Mutation, Rng, of_bytes, of_json, of_lines, words_of
 from tests.fuzz.runs import golden

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
-from contexture.train.interchange import convert, tf_checkpoint
+from contexture.interchange import convert, tf_checkpoint
 from tests.conftest import ROOT
 from tests.fuzz.mutate import Mutation, Rng, after_length, of_bytes, of_json, of_lines
 from tests.fuzz.target import Absent, Target

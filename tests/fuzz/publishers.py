@@ -7,8 +7,8 @@ from pathlib import Path
 
 from contexture.analysis.zeroshot.minimal_pairs import pair_files, read_pairs
 from contexture.configs import task
-from contexture.data.tasks.encode_examples import encode
-from contexture.data.tasks.read_examples import examples
+from contexture.data.tasks.encode.encode_examples import encode
+from contexture.data.tasks.read.read_examples import examples
 from tests.fuzz.mutate import Mutation, of_json, of_json_lines, of_lines
 from tests.fuzz.tables import tokenizer
 from tests.fuzz.target import Target

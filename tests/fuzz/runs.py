@@ -13,17 +13,17 @@ from contexture.data.config import DataConfig
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.storage import check_run_path
-from contexture.data.tasks.encode_examples import encode
-from contexture.data.tasks.example_store import ExampleStore
+from contexture.data.tasks.encode.encode_examples import encode
+from contexture.data.tasks.store.example_store import ExampleStore
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.train import mesh as meshes
-from contexture.train import run_file
 from contexture.train.checkpoints import meta
 from contexture.train.checkpoints.manager import Checkpoints
 from contexture.train.checkpoints.read_back import read_back
-from contexture.train.options import MeshConfig, SaveConfig
 from contexture.train.run.folder import open_or_create, steps
 from contexture.train.run.report import Report, read_metrics
+from contexture.train.settings import run_file
+from contexture.train.settings.sections import MeshConfig, SaveConfig
 from contexture.train.step import State
 from tests.conftest import ROOT
 from tests.fuzz.mutate import of_bytes, of_json, of_json_lines

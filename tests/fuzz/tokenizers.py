@@ -9,7 +9,7 @@ from typing import Any
 from contexture.data.tokenizers.byte_pair import GPT1_FILES, Gpt1BPE
 from contexture.data.tokenizers.huggingface.read_folder import open_published
 from contexture.data.tokenizers.registry import learn, load_tokenizer
-from contexture.train.interchange import convert
+from contexture.interchange import convert
 from tests.conftest import ROOT
 from tests.fuzz.mutate import Mutation, of_json, of_lines, of_protobuf
 from tests.fuzz.target import Target

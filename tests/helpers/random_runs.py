@@ -20,10 +20,10 @@ from contexture.models.layers.stacked import unstack_layers
 from contexture.models.model import Model
 from contexture.models.shapes import path_of
 from contexture.train import loop
-from contexture.train.config import Run
 from contexture.train.evaluation.evaluate import evaluate
 from contexture.train.optim.lora import ADAPTERS
 from contexture.train.session import Session
+from contexture.train.settings.run import Run
 from contexture.train.step import State
 from tests.helpers.commands import devices, done
 from tests.helpers.small_text import SUFFIX

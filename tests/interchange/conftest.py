@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from contexture.train.interchange import convert
+from contexture.interchange import convert
 from tests.interchange.hf_folders import GOLDEN
 
 

@@ -14,11 +14,11 @@ import contexture
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.word_level import SPECIAL
+from contexture.interchange import allennlp_bilm, convert
+from contexture.interchange.name_tables import bilm
+from contexture.interchange.renaming import shapes_of
 from contexture.models import elmo
 from contexture.models.config import ElmoConfig
-from contexture.models.interchange.name_tables import bilm
-from contexture.models.interchange.renaming import shapes_of
-from contexture.train.interchange import allennlp_bilm, convert
 from contexture.train.run.folder import steps
 from contexture.train.run.report import read_metrics
 from tests.conftest import ROOT

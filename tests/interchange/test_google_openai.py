@@ -14,9 +14,9 @@ import contexture
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.wordpiece import wordpiece
+from contexture.interchange import tf_checkpoint
+from contexture.interchange.tf_checkpoint import open_bundle
 from contexture.models.config import BertConfig, GptConfig
-from contexture.train.interchange import tf_checkpoint
-from contexture.train.interchange.tf_checkpoint import open_bundle
 from tests.helpers.commands import run_command
 from tests.helpers.long import long
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import contexture
-from contexture.train.interchange.model_card import model_card
-from contexture.train.run_file import read
+from contexture.interchange.model_card import model_card
+from contexture.train.settings.run_file import read
 from tests.helpers.commands import done, run_command
 from tests.interchange.hub_server import Hub, use_hub
 

@@ -18,12 +18,12 @@ from safetensors.numpy import load_file, save_file
 import contexture
 from contexture.cli import main as cli
 from contexture.data.cancel import CancelToken
+from contexture.interchange import convert
+from contexture.interchange.huggingface_export import hf_files
+from contexture.interchange.sentence_transformers import with_padding
 from contexture.models.config import TransformerConfig
-from contexture.train.interchange import convert
-from contexture.train.interchange.huggingface_export import hf_files
-from contexture.train.interchange.sentence_transformers import with_padding
 from contexture.train.run.signals import Interrupted
-from contexture.train.run_file import read
+from contexture.train.settings.run_file import read
 from tests.helpers.commands import done, run_command
 from tests.helpers.long import long
 from tests.interchange.hf_folders import GOLDEN, Change, config_with, raw_with, refused

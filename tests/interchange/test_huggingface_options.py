@@ -13,13 +13,13 @@ from safetensors.numpy import load_file, save_file
 
 import contexture
 from contexture.data.errors import DataError, did_you_mean
-from contexture.train import run_file
+from contexture.interchange import convert
+from contexture.interchange.huggingface_export import _labels_of
+from contexture.interchange.huggingface_import import _GELU, _bert, _gpt1, _gpt2, _labels
+from contexture.interchange.imported_model import Settings, note_unread
 from contexture.train.checkpoints.initial import write_first
 from contexture.train.checkpoints.late_evaluation import text_digest
-from contexture.train.interchange import convert
-from contexture.train.interchange.huggingface_export import _labels_of
-from contexture.train.interchange.huggingface_import import _GELU, _bert, _gpt1, _gpt2, _labels
-from contexture.train.interchange.imported_model import Settings, note_unread
+from contexture.train.settings import run_file
 from tests.helpers.commands import run_command
 from tests.helpers.logs import logged
 from tests.interchange.hf_folders import GOLDEN, Change, config_with, raw_with, refused

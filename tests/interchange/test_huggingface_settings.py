@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from contexture.interchange.huggingface_export import hf_files
 from contexture.models.families import example
 from contexture.train.checkpoints.transfer import model_of
 from contexture.train.errors import ConfigError
-from contexture.train.interchange.huggingface_export import hf_files
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.run.data import read_tokenizer
-from contexture.train.run_file import read
+from contexture.train.settings.run_file import read
 from tests.helpers.random_runs import random_parameters
 from tests.train.run.test_formats import GOLDEN
 

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from contexture.interchange.convert import OPENED_SIZE
+from contexture.interchange.name_tables import BERT_HF
+from contexture.interchange.renaming import shapes_of
 from contexture.models import bert
 from contexture.models.config import BertConfig
-from contexture.models.interchange.name_tables import BERT_HF
-from contexture.models.interchange.renaming import shapes_of
-from contexture.train.interchange.convert import OPENED_SIZE
 from tests.conftest import ROOT
 
 CODE = """
 import sys, time
 import jax, safetensors
 import contexture.cli.main as cli
-from contexture.train.interchange import convert
+from contexture.interchange import convert
 
 def memory(name):
     with open("/proc/self/status") as file:

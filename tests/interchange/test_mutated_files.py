@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from contexture.data.errors import DataError
+from contexture.interchange import convert, tf_checkpoint
+from contexture.interchange.name_tables import bilm
+from contexture.interchange.renaming import shapes_of
 from contexture.models import elmo
 from contexture.models.config import ElmoConfig
-from contexture.models.interchange.name_tables import bilm
-from contexture.models.interchange.renaming import shapes_of
-from contexture.train.interchange import convert, tf_checkpoint
 from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("one_device")]

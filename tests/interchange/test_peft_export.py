@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import contexture
-from contexture.train.interchange.huggingface_export import hf_files
-from contexture.train.interchange.peft_export import peft_files
+from contexture.interchange.huggingface_export import hf_files
+from contexture.interchange.peft_export import peft_files
 from contexture.train.optim.lora import add_adapters, merged
-from contexture.train.run_file import read
+from contexture.train.settings.run_file import read
 from tests.helpers.parity_rule import assert_close, assert_differs
 from tests.train.run.test_formats import GOLDEN
 

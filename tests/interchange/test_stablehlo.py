@@ -19,10 +19,10 @@ import pytest
 import contexture
 from contexture.data.layouts import bert_texts, text_batch
 from contexture.data.tokenizers.char_level import Characters
+from contexture.interchange import stablehlo
+from contexture.interchange.model_card import model_card
 from contexture.models.shapes import by_path
-from contexture.train.interchange import stablehlo
-from contexture.train.interchange.model_card import model_card
-from contexture.train.run_file import read
+from contexture.train.settings.run_file import read
 from tests.conftest import ROOT
 from tests.helpers.commands import done
 from tests.helpers.long import long

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import contexture
-from contexture.data.tasks.batches import HeldOutTask
+from contexture.data.tasks.batch.batches import HeldOutTask
 from contexture.data.tokenizers.word_level import StaticWords
 from contexture.models.shapes import by_path
 from tests.helpers.commands import devices, done, json_of, run_command
@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_one_line(run, tmp_path, capsys, words, line):
     (tmp_path / "ragged.txt").write_text("a 0.5 1.5\nb 0.5\nc 0.5 1.5\n")
     (tmp_path / "train.tsv").write_text("text\tlabel\nthe cat\ta\ngood\tb\n")
     (tmp_path / "mine.py").write_text(
-        "from contexture.models.config import VectorsConfig\nfrom contexture.train.config import Run\n\n\n"
+        "from contexture.models.config import VectorsConfig\nfrom contexture.train.settings.run import Run\n\n\n"
         "def big():\n    return Run(model=VectorsConfig(vocab=10, hidden=4), steps=3)\n"
     )
     task = f"--task.kind classify --task.train {tmp_path}/train.tsv --dir {tmp_path}/new --steps 1"
@@ -219,7 +219,7 @@ def test_a_run_that_was_stopped_resumes_and_a_mesh_changes_nothing(run, tmp_path
 
 def test_pairs_are_two_sequences_of_words_and_alternatives_one(tmp_path):
     from contexture.data.config import DataConfig, TaskConfig
-    from contexture.data.tasks.encode_examples import encode
+    from contexture.data.tasks.encode.encode_examples import encode
 
     files, words = _files(tmp_path), StaticWords(["the", "cat", "sat", "good", "bad", "."])
     config = DataConfig(length=16)

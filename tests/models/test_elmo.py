@@ -21,13 +21,13 @@ from contexture.models.elmo import DIRECTIONS, sizes
 from contexture.models.families import build, example
 from contexture.models.layers.char_cnn import CharCnn
 from contexture.train import mesh as meshes
-from contexture.train.config import Run
 from contexture.train.losses import means
 from contexture.train.objectives import OBJECTIVES
 from contexture.train.optim.optimizers import optimizer
-from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.programs import step_settings
 from contexture.train.run.report import read_metrics
+from contexture.train.settings.run import Run
+from contexture.train.settings.sections import MeshConfig, OptimConfig
 from contexture.train.step import State, create, evaluation_step, train_step
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs, close

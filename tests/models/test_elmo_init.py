@@ -12,8 +12,8 @@ import pytest
 from contexture.models.config import ElmoConfig
 from contexture.models.families import build, example
 from contexture.models.shapes import by_path
-from contexture.train.config import Run
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
+from contexture.train.settings.run import Run
 from tests.helpers.long import long
 
 CONFIG = ElmoConfig(vocab=1500, filters=((1, 40), (3, 60)), highway=2, cells=96, projection=24)

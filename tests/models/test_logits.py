@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from contexture.data.tasks.example_store import ROW
+from contexture.data.tasks.store.example_store import ROW
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
 from contexture.models.encoding import Encoding
 from contexture.models.families import build

@@ -6,10 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from contexture.models import bert, gpt
-from contexture.models.config import BertConfig, GptConfig
-from contexture.models.families import build, example
-from contexture.models.interchange.name_tables import (
+from contexture.interchange.name_tables import (
     BERT_HF,
     BERT_HF_FORMAT,
     BERT_TF_FORMAT,
@@ -18,7 +15,10 @@ from contexture.models.interchange.name_tables import (
     GPT2_HF_FORMAT,
     GPT2_TF_FORMAT,
 )
-from contexture.models.interchange.renaming import param_mappings, shapes_of, to_ours, to_theirs
+from contexture.interchange.renaming import param_mappings, shapes_of, to_ours, to_theirs
+from contexture.models import bert, gpt
+from contexture.models.config import BertConfig, GptConfig
+from contexture.models.families import build, example
 from contexture.models.shapes import dims_of, path_of
 
 CONFIG = BertConfig(vocab=13, length=7, segments=3, layers=3, hidden=12, heads=3, ffn=5)

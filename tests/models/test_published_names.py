@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from contexture.models.interchange.name_tables import (
+from contexture.interchange.name_tables import (
     BERT_HF,
     BERT_HF_FORMAT,
     BERT_TF_FORMAT,
@@ -15,7 +15,7 @@ from contexture.models.interchange.name_tables import (
     GPT2_TF_FORMAT,
     bilm,
 )
-from contexture.models.interchange.renaming import NameTable
+from contexture.interchange.renaming import NameTable
 
 BERT_MODULES = (
     "attention.self.query", "attention.self.key", "attention.self.value", "attention.output.dense",

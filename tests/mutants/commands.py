@@ -14,7 +14,7 @@ COMMANDS = (
          f"{_HELP}test_no_line_is_wider_than_the_terminal"),
     ),
     *mutants_of(
-        "contexture/cli/options.py",
+        "contexture/cli/option_model.py",
         ("help.default-of-one-recipe", "if all(others[option.name].default == option.default",
          "if any(others[option.name].default == option.default", f"{_HELP}test_defaults_are_those_of_the_recipe"),
     ),
@@ -44,8 +44,8 @@ COMMANDS = (
     ),
     *mutants_of(
         "contexture/cli/parse.py",
-        ("command.colours", '_COLOUR.sub("", box)', "box",
-         "cli/test_forty_mistakes.py::test_in_a_terminal_a_mistake_is_the_same_line"),
+        ("command.flag-inverted", "= not _is_no(name)", "= _is_no(name)", "cli/test_bounds.py"),
+        ("command.later-words-lost", "else min(first + 1, end)", "else end", "cli/test_command_line.py"),
     ),
     *mutants_of(
         "contexture/cli/output.py",

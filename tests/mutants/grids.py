@@ -21,7 +21,7 @@ _START = "train/grid/test_train_grid.py::test_runs_that_would_begin_from_another
 _METRIC = "train/grid/test_train_grid.py::test_a_metric_that_no_run_has_is_refused"
 _WINDOWS = "cli/test_grid_options.py::test_losses_over_other_windows_are_not_compared"
 _REDRAWN = "train/checkpoints/test_transfer.py::test_every_family_has_layers_to_redraw"
-_REDRAW = "train/test_config.py::test_layers_are_redrawn_only_where_they_are_taken_over_and_trained"
+_REDRAW = "train/settings/test_run.py::test_layers_are_redrawn_only_where_they_are_taken_over_and_trained"
 
 GRIDS = (
     *mutants_of(
@@ -69,7 +69,7 @@ GRIDS = (
         ("grid.metric-that-no-run-has", 'if names and result["metric"] not in names:', "if False:", _METRIC),
     ),
     *mutants_of(
-        "contexture/grid.py",
+        "contexture/grid_search.py",
         ("grid.seeds-from-zero", "seed = run.seed + number", "seed = number", _NAMES),
         ("grid.value-twice", "if value in values:", "if False:", _MISTAKES),
         ("grid.field-given-besides", "if other in given), None):", "if other in ()), None):", _MISTAKES),
@@ -83,7 +83,7 @@ GRIDS = (
          "            return x", _REDRAWN),
     ),
     *mutants_of(
-        "train/config.py",
+        "train/settings/run.py",
         ("redraw.frozen-layers-drawn", "if optim.frozen_layers > self.model.layers - count:", "if False:", _REDRAW),
     ),
 )  # fmt: skip

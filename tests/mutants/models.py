@@ -296,7 +296,7 @@ MODELS = (
          "models/test_shapes.py::test_every_parameter_has_dims"),
     ),
     *mutants_of(
-        "models/interchange/renaming.py",
+        "interchange/renaming.py",
         ("interchange.qkv-order", '_QKV = "qkv"', '_QKV = "kqv"',
          "models/test_name_tables.py::test_a_gpts_queries_keys_and_values_stand_side_by_side_in_this_order"),
         ("interchange.not-transposed", "order, split = [letters.index(letter) for letter in self.dims[1]]",
@@ -305,7 +305,7 @@ MODELS = (
          "models/test_name_tables.py::test_a_tensor_missing_unknown_or_misshapen_is_named"),
     ),
     *mutants_of(
-        "models/interchange/name_tables.py",
+        "interchange/name_tables.py",
         ("interchange.bert-heads-turned", '("attention.self.query.weight", "attention/query/kernel", "(HK)D -> DHK")',
          '("attention.self.query.weight", "attention/query/kernel", "(KH)D -> DHK")',
          "models/test_name_tables.py::test_a_heads_rows_stand_together_in_their_kernels"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("contexture", "analysis", "configs", "data", "models", "train")
+PACKAGES = ("contexture", "analysis", "configs", "data", "interchange", "models", "train")
 """The import name, and the folders that are installed under it."""
 
 

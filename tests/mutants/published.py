@@ -2,7 +2,7 @@
 
 from tests.mutants.row import mutants_of
 
-_FILES = "data/tasks/published/test_files_of_publishers.py::"
+_FILES = "data/tasks/read/test_files_of_publishers.py::"
 _READ = f"{_FILES}test_a_named_task_reads_the_files_of_its_publisher"
 _ODD = f"{_FILES}test_a_row_in_another_form_is_one_line"
 _MISSING = f"{_FILES}test_a_missing_file_is_one_line_that_says_who_publishes_it"
@@ -12,14 +12,14 @@ _ORDER = f"{_FILES}test_labels_are_in_the_order_of_the_publisher"
 
 PUBLISHED = (
     *mutants_of(
-        "data/tasks/published/choices.py",
+        "data/tasks/read/published/choices.py",
         ("published.ending-alone", "{row['sent2']} {row[ending]}", "{row[ending]}", _READ),
         ("published.cause-or-effect", '"What was the cause of this?"', '"What happened as a result?"', _READ),
         ("published.passage-first", "{question} {passage}", "{passage} {question}", _READ),
         ("published.half-a-character", "json.dumps(content, ensure_ascii=False).encode()", "content", _ODD),
     ),
     *mutants_of(
-        "data/tasks/published/texts.py",
+        "data/tasks/read/published/texts.py",
         ("published.no-agreement", 'None if label == "-" else', "", _READ),
         ("published.contradictory", '.replace("contradictory", "contradiction")', "", _READ),
         ("published.words-with-spaces-lost", "([^()]+)", r"([^()\s]+)", _READ),
@@ -30,14 +30,14 @@ PUBLISHED = (
         ("published.spaces-alone", "cell.split(_BETWEEN) if _BETWEEN in cell else cell.split()", "cell.split()", _READ),
     ),
     *mutants_of(
-        "data/tasks/published/publishers.py",
+        "data/tasks/read/published/publishers.py",
         ("published.outside-the-folder", ' or ".." in Path(inside).parts', "", _NAMES),
         ("published.part-of-any", "if part and not known.parts:", "if False:", _NAMES),
         ("published.missing-passes", "if not path.exists():", "if False:", _MISSING),
         ("published.one-passage", 'sorted(self.path.rglob("*.txt"))', 'sorted(self.path.rglob("*.txt"))[:1]', _RACE),
     ),
     *mutants_of(
-        "data/tasks/read_examples.py",
+        "data/tasks/read/read_examples.py",
         ("published.test-unseen", ', ("task.test", task.test)):', "):", _MISSING),
     ),
     *mutants_of(

@@ -2,11 +2,11 @@
 
 from tests.mutants.row import mutants_of
 
-_CUT = "data/tasks/spans/test_windows.py::"
+_CUT = "data/tasks/encode/test_windows.py::"
 _SLOW = f"{_CUT}test_windows_labels_and_places_are_those_of_the_slow_road"
 _CONTEXT = f"{_CUT}test_the_published_rule_of_most_context"
 _SHORT = f"{_CUT}test_a_short_context_is_one_window_and_a_wide_stride_skips_nothing"
-_FILES = "data/tasks/spans/test_files.py::"
+_FILES = "data/tasks/read/test_span_files.py::"
 _LABEL = f"{_FILES}test_every_label_points_at_its_answer"
 _STORE = f"{_FILES}test_questions_are_stored_and_read_back_by_number"
 _ANSWERS = "train/evaluation/test_spans.py::"
@@ -18,7 +18,7 @@ _BEST = f"{_SCORES}test_the_best_threshold_gives_what_it_promises"
 
 SPANS = (
     *mutants_of(
-        "data/tasks/spans/windows.py",
+        "data/tasks/encode/windows.py",
         ("span.stride-past-the-window", "first += min(size, stride)", "first += stride", _SHORT),
         ("span.context-by-the-end", "score > scores[inside]", "score >= scores[inside]", _SLOW),
         ("span.context-of-one-side", "np.minimum(left, size - 1 - left)", "left", _CONTEXT),
@@ -27,16 +27,16 @@ SPANS = (
         ("span.empty-tokens-touch", " & (places[:, 0] < places[:, 1]))", ")", _SLOW),
     ),
     *mutants_of(
-        "data/tasks/spans/span_store.py",
+        "data/tasks/store/span_store.py",
         ("span.second-separator", "1 + tokens + (tokens >= second)", "1 + tokens", _LABEL),
         ("span.context-stored-again", "if example.context not in contexts:", "if True:", _STORE),
     ),
     *mutants_of(
-        "data/tasks/spans/answers.py",
+        "data/tasks/read/answers.py",
         ("span.any-place-will-do", " and context.startswith(one.text, one.start)", "",
-         "data/tasks/spans/test_files.py::test_training_needs_an_answer_at_its_place"),
+         "data/tasks/read/test_span_files.py::test_training_needs_an_answer_at_its_place"),
         ("span.no-place-will-do", "one.start >= 0 and ", "",
-         "data/tasks/spans/test_files.py::test_training_needs_an_answer_at_its_place"),
+         "data/tasks/read/test_span_files.py::test_training_needs_an_answer_at_its_place"),
     ),
     *mutants_of(
         "train/evaluation/spans.py",
@@ -58,14 +58,14 @@ SPANS = (
     ),
 )  # fmt: skip
 
-_AROUND = "data/tasks/tagging/test_document_context.py::"
+_AROUND = "data/tasks/batch/test_document_context.py::"
 _LAYOUT = f"{_AROUND}test_a_layout_is_that_of_the_slow_road"
 _WITHIN = f"{_AROUND}test_a_store_is_laid_out_as_the_sentences_at_hand"
 _CHUNKS = f"{_AROUND}test_a_chunk_with_its_neighbours_is_laid_out_as_the_whole_file"
 
 TAGGING = (
     *mutants_of(
-        "data/tasks/tagging/document_context.py",
+        "data/tasks/batch/document_context.py",
         ("context.not-balanced", "np.minimum(before, spare // 2)", "np.minimum(before, spare)", _LAYOUT),
         ("context.rest-is-lost", "np.minimum(after, spare - left)", "np.minimum(after, spare // 2)", _LAYOUT),
         ("context.within-a-word", "borders[inside] = read >= 0", "borders[inside] = True", _LAYOUT),
@@ -81,12 +81,12 @@ TAGGING = (
          "[*before, *chunk][::-1], last, reach)", _CHUNKS),
     ),
     *mutants_of(
-        "data/tasks/tagging/document_offsets.py",
+        "data/tasks/store/document_offsets.py",
         ("context.file-goes-on-in-the-next", "np.append((file, int(documents[0])) != self._last,",
          "np.append(int(documents[0]) != (self._last or (0, -1))[1],", _WITHIN),
     ),
     *mutants_of(
-        "data/tasks/example_store.py",
+        "data/tasks/store/example_store.py",
         ("context.makes-a-sentence-too-long", "self._own_tokens(numbers) + 2 > length",
          "self.tokens_of(numbers) + 2 > length", f"{_AROUND}test_a_batch_is_as_long_as_its_context_wants"),
         ("context.lengths-without-it", "if self.documents is not None:\n            return self.documents.lengths",
@@ -94,7 +94,7 @@ TAGGING = (
          f"{_AROUND}test_a_batch_is_as_long_as_its_context_wants"),
     ),
     *mutants_of(
-        "data/tasks/conll.py",
+        "data/tasks/read/conll.py",
         ("conll.border-within-a-sentence", "if isinstance(cells, str | None):\n            if words or wrong:",
          "if isinstance(cells, str | None):\n            if (words or wrong) and cells is None:",
          f"{_AROUND}test_documents_of_conll_begin_with_docstart"),

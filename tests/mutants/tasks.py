@@ -5,14 +5,14 @@ from tests.mutants.row import mutants_of
 _PIECES = "data/tokenizers/test_wordpiece.py::"
 _GPT = "data/tokenizers/test_byte_pair_and_sentencepiece.py::"
 _FOLDERS = "data/tokenizers/test_huggingface.py::"
-_PLACES = "data/tasks/spans/test_token_places.py::"
-_TABLES = "data/tasks/test_tables.py::"
+_PLACES = "data/tasks/encode/test_token_places.py::"
+_TABLES = "data/tasks/read/test_tables.py::"
 _FIELDS = "data/text/test_columnar.py::test_fields_within_objects_have_dotted_names"
-_LENGTHS = "data/tasks/test_lengths.py::"
-_VARYING = "data/tasks/test_varying_alternatives.py::"
+_LENGTHS = "data/tasks/batch/test_lengths.py::"
+_VARYING = "data/tasks/batch/test_varying_alternatives.py::"
 _CHOICE = "train/run/test_choice.py::"
 _MIX = "models/heads/test_layer_mix.py::"
-_ENCODE = "data/tasks/test_encode_examples.py::"
+_ENCODE = "data/tasks/encode/test_encode_examples.py::"
 _FEATURES = "train/frozen/test_stored_features.py::"
 
 _TEXTS = "train/evaluation/test_text_windows.py::"
@@ -30,7 +30,7 @@ TASKS = (
          f"{_TEXTS}test_windows_are_joined_as_their_own_arithmetic_says"),
     ),
     *mutants_of(
-        "data/tasks/encode_examples.py",
+        "data/tasks/encode/encode_examples.py",
         ("windows.labels-count-windows", "answers[np.unique(encoded.owners[chosen_rows], return_index=True)[1]]",
          "answers[:]", f"{_TEXTS}test_windows_hold_every_token_once_and_lie_in_one_split"),
     ),
@@ -42,7 +42,7 @@ TASKS = (
          f"{_SLIM}test_a_kill_at_any_place_loses_nothing"),
     ),
     *mutants_of(
-        "train/options.py",
+        "train/settings/sections.py",
         ("rates.narrow-models-lower", "peak_lr * BASE_WIDTH / width", "peak_lr * width / BASE_WIDTH",
          "configs/test_recipes_published.py::test_a_small_model_is_fine_tuned_at_a_rate_for_its_width"),
     ),
@@ -58,7 +58,7 @@ TASKS = (
          f"{_NEEDS}test_an_option_is_refused_where_it_has_no_effect"),
     ),
     *mutants_of(
-        "data/tasks/stored_features.py",
+        "data/tasks/store/stored_features.py",
         ("features.other-parameters-read", 'index["of"] != json.loads(json.dumps(of))', "False",
          f"{_FEATURES}test_files_hold_what_was_written_and_batches_get_it_by_number"),
         ("features.sequences-by-example", "numbers[:, None] * several + np.arange(several)",
@@ -125,12 +125,12 @@ TASKS = (
          f"{_PLACES}test_a_word_comes_back_from_the_places_of_its_tokens"),
     ),
     *mutants_of(
-        "data/tasks/spans/token_places.py",
+        "data/tasks/encode/token_places.py",
         ("span.last-accent-lost", "np.maximum(end, until)", "end",
          f"{_PLACES}test_a_word_comes_back_from_the_places_of_its_tokens"),
     ),
     *mutants_of(
-        "data/tasks/tables.py",
+        "data/tasks/read/tables.py",
         ("tables.width-not-checked", "elif len(row) != width:", "elif len(row) > 99:",
          f"{_TABLES}test_what_is_wrong_is_told_in_one_line"),
         ("tables.tsv-stripped", 'wrong or line.split("\\t")', 'wrong or line.strip().split("\\t")',
@@ -140,24 +140,24 @@ TASKS = (
         ("tables.lines-counted-from-the-end", "first = reader.line_num + 1", "first = reader.line_num",
          f"{_TABLES}test_a_csv_quotes_fields_over_lines {_TABLES}test_what_is_wrong_is_told_in_one_line"),
         ("tables.first-row-rules", "widths.most_common(1)[0][0] if", "[*widths][0] if",
-         "data/tasks/test_odd_rows.py::test_an_odd_row_that_is_the_first_is_left_out_as_any_other"),
+         "data/tasks/read/test_odd_rows.py::test_an_odd_row_that_is_the_first_is_left_out_as_any_other"),
         ("tables.first-keys-rule", "if 2 * count >= len(lines))", "if count >= len(lines))",
-         "data/tasks/test_odd_rows.py::test_an_odd_row_that_is_the_first_is_left_out_as_any_other"),
+         "data/tasks/read/test_odd_rows.py::test_an_odd_row_that_is_the_first_is_left_out_as_any_other"),
     ),
     *mutants_of(
-        "data/tasks/odd_rows.py",
+        "data/tasks/read/odd_rows.py",
         ("choice.last-columns-are-empty-texts", "while len(cells) > 2 and", "while len(cells) > 99 and",
          f"{_VARYING}test_the_last_alternatives_may_be_absent"),
     ),
     *mutants_of(
-        "data/tasks/encode_examples.py",
+        "data/tasks/encode/encode_examples.py",
         ("choice.rows-not-widened", "if all(own == width for _, own in parts):", "if True:",
          f"{_VARYING}test_a_store_has_as_many_rows_as_the_longest_list_wherever_it_stands"),
         ("choice.absent-rows-have-tokens", 'absent["b"], absent["end"] = -1, absent["a"]', 'absent["b"] = -1',
          f"{_VARYING}test_a_store_has_as_many_rows_as_the_longest_list_wherever_it_stands"),
     ),
     *mutants_of(
-        "data/tasks/columns.py",
+        "data/tasks/read/columns.py",
         ("choice.rare-keys-unread", "while (number := max(group) + 1) and str(number) in others:",
          "while (number := max(group) + 1) and str(number) in []:",
          f"{_VARYING}test_the_last_alternatives_may_be_absent"),
@@ -168,7 +168,7 @@ TASKS = (
          'f"column {asked!r}")', _FIELDS),
     ),
     *mutants_of(
-        "data/tasks/conll.py",
+        "data/tasks/read/conll.py",
         ("conll.ranges-are-words", "elif universal and _NO_WORD.fullmatch(cells[0]):", "elif False:",
          f"{_TABLES}test_conllu_leaves_out_ranges_empty_nodes_and_comments"),
         ("conll.docstart-is-a-word", '"-DOCSTART-"', '"-NOTHING-"',
@@ -184,7 +184,7 @@ TASKS = (
          f"{_TABLES}test_conll_has_a_word_a_line_and_its_tag_last"),
     ),
     *mutants_of(
-        "data/tasks/labels.py",
+        "data/tasks/read/labels.py",
         ("class-weights.not-by-labels", "(sum(counts) / (len(labels) * counted))", "(sum(counts) / counted)",
          f"{_ENCODE}test_class_weights"),
         ("labels.numbers-as-text", "return (value, label) if",
@@ -197,34 +197,34 @@ TASKS = (
          "renumbered[self.numbers[label]] = self.numbers[label]",
          f"{_ENCODE}test_labels_are_sorted_counted_and_kept"),
         ("labels.a-number-or-a-text", "if len(matches) > 1:", "if len(matches) > 9:",
-         "data/tasks/test_choices.py::test_a_number_that_is_a_text_too_wants_to_be_told_apart"),
+         "data/tasks/batch/test_choices.py::test_a_number_that_is_a_text_too_wants_to_be_told_apart"),
         ("labels.too-large", "if abs(value) > _LARGEST:", "if value > _LARGEST:",
-         "data/tasks/test_odd_rows.py::test_a_label_that_is_no_number_is_left_out_of_a_regression"),
+         "data/tasks/read/test_odd_rows.py::test_a_label_that_is_no_number_is_left_out_of_a_regression"),
         ("labels.one-alternative-passes", "        if count < 2:", "        if count < 1:",
-         "data/tasks/test_choices.py::test_a_predictor_chooses"),
+         "data/tasks/batch/test_choices.py::test_a_predictor_chooses"),
         ("labels.any-number-of-alternatives", "if count > MAX_ALTERNATIVES:", "if count > 2 * MAX_ALTERNATIVES:",
-         "data/tasks/test_choices.py::test_what_is_wrong_is_told_in_one_line"),
+         "data/tasks/batch/test_choices.py::test_what_is_wrong_is_told_in_one_line"),
         ("labels.names-of-all-questions", "known = list(self.numbers)[:count]", "known = list(self.numbers)",
-         "data/tasks/test_choices.py::test_what_is_wrong_is_told_in_one_line"),
+         "data/tasks/batch/test_choices.py::test_what_is_wrong_is_told_in_one_line"),
     ),
     *mutants_of(
-        "data/tasks/file_report.py",
+        "data/tasks/read/file_report.py",
         ("tables.short-files-strict", "min(_FEW, self.rows // 10)", "0",
-         "data/tasks/test_odd_rows.py::test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work"),
+         "data/tasks/read/test_odd_rows.py::test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work"),
         ("tables.most-of-a-short-file", "self.rows // 10", "self.rows",
-         "data/tasks/test_odd_rows.py::test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work"),
+         "data/tasks/read/test_odd_rows.py::test_so_many_odd_rows_are_left_out_and_one_more_ends_the_work"),
         ("tables.first-odd-of-any-kind", 'the first: {self._first_left_out}"', 'the first: {self._odd[0]}"',
-         "data/tasks/test_odd_rows.py::test_each_kind_of_odd_row_is_told_with_its_own_first_place"),
+         "data/tasks/read/test_odd_rows.py::test_each_kind_of_odd_row_is_told_with_its_own_first_place"),
     ),
     *mutants_of(
-        "data/tasks/word_alignment.py",
+        "data/tasks/encode/word_alignment.py",
         ("align.first-piece-of-a-gpt", "len(sequence) - 1 if last else begin", "begin",
-         "data/tasks/test_gpt_layout.py::test_a_tag_stands_where_its_whole_word_was_seen"),
+         "data/tasks/batch/test_gpt_layout.py::test_a_tag_stands_where_its_whole_word_was_seen"),
         ("align.last-piece-of-a-bert", "len(sequence) - 1 if last else begin", "len(sequence) - 1",
          f"{_ENCODE}test_a_tag_stands_at_its_words_first_piece"),
     ),
     *mutants_of(
-        "data/tasks/batches.py",
+        "data/tasks/batch/batches.py",
         ("choice.words-of-none-weigh", 'batch["next_weights"][is_absent(rows)] = 0.0', 'batch["next_weights"] += 0.0',
          f"{_VARYING}test_absent_alternatives_have_special_tokens_alone"),
         ("choice.text-cut-alone", "kept_tokens(lengths[:, 0], lengths[:, 1], words)", "(lengths[:, 0], lengths[:, 1])",
@@ -239,7 +239,7 @@ TASKS = (
          f"{_ENCODE}test_every_pass_has_every_example_once_in_an_order_of_its_own"),
     ),
     *mutants_of(
-        "data/tasks/lengths.py",
+        "data/tasks/batch/lengths.py",
         ("task-batches.lines-too-long", "-(-(tokens + 2) // 8) * 8", "-(-(tokens + 3) // 8) * 8",
          f"{_ENCODE}test_lines_are_as_long_as_the_longest_example"),
         ("task-batches.shuffled-as-sorted", "reached = reached**batch", "pass",

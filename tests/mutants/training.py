@@ -17,7 +17,7 @@ _SCORES = "train/evaluation/test_task_metrics.py::"
 _CHECKPOINTS = "train/checkpoints/test_manager.py"
 _ANSWERS = "train/checkpoints/test_meta.py"
 _REPORT = "train/run/test_report.py"
-_CONFIG = "train/test_config.py"
+_CONFIG = "train/settings/test_run.py"
 _KEPT = "train/run/test_nothing_deleted.py::"
 _AGREE = "train/distributed/test_agreement.py::test_a_fact_that_differs_between_processes_is_named_in_all"
 _STOPPED = "train/run/test_stopped_evaluation.py::test_a_run_stopped_in_an_evaluation_is_the_same_run"
@@ -79,7 +79,7 @@ TRAINING = (
          "train/optim/test_frozen.py"),
     ),
     *mutants_of(
-        "train/options.py",
+        "train/settings/sections.py",
         ("lora.scale-inverted", "self.lora_alpha / self.lora_rank", "self.lora_rank / self.lora_alpha", _MERGED),
     ),
     *mutants_of(
@@ -187,7 +187,7 @@ TRAINING = (
          f"{_STEP}test_the_unigram_baseline_is_the_training_texts_frequencies"),
     ),
     *mutants_of(
-        "train/metrics.py",
+        "train/metric_directions.py",
         ("rank.errors-turned", '("mse", "mae"), "lower"', '("mse", "mae"), "higher"',
          f"{_STEP}test_a_loss_or_an_error_is_the_better_the_smaller_it_is"),
         ("rank.perplexity-turned", '"sampled_perplexity"), "lower"', '"sampled_perplexity"), "higher"', _DIRECTIONS),
@@ -210,7 +210,7 @@ TRAINING = (
          f"{_SCORES}test_entities_are_those_of_conlleval"),
     ),
     *mutants_of(
-        "data/tasks/tagging/entity_schemes.py",
+        "data/tasks/read/entity_schemes.py",
         ("scores.last-is-inside", '{"L": "E", "U": "S", ', '{"L": "I", "U": "I", ',
          f"{_SCORES}test_every_form_of_tags_marks_the_same_entities"),
         ("scores.middle-ends", '"M": "I"', '"M": "E"', f"{_SCORES}test_every_form_of_tags_marks_the_same_entities"),
@@ -290,7 +290,7 @@ TRAINING = (
          f"{_KEPT}test_records_that_no_crash_explains_are_kept_beside"),
     ),
     *mutants_of(
-        "train/run_file.py",
+        "train/settings/run_file.py",
         ("identity.without-data", "json.dumps([fixed, tokenizer, data], sort_keys",
          "json.dumps([fixed, tokenizer], sort_keys",
          "train/run/test_formats.py::test_a_runs_identity_is_what_makes_its_numbers_and_nothing_else"),
@@ -301,10 +301,13 @@ TRAINING = (
         ("may-change.the-seed", '"steps", "epochs", "dir", "data.path"',
          '"steps", "epochs", "seed", "dir", "data.path"', _CONFIG),
         ("may-change.no-mesh", '*("mesh", "save", "log"', '*("save", "log"', _CONFIG),
+    ),
+    *mutants_of(
+        "train/settings/schedule.py",
         ("epochs.rounded-up", "max(int(examples_per_epoch / run.data.batch * run.epochs), 1)",
          "max(int(-(-examples_per_epoch // run.data.batch) * run.epochs), 1)", _CONFIG),
         ("epochs.warm-up-not-shorter", "return warmup if warmup < steps else steps // 10", "return warmup",
-         "train/test_warmup.py::test_a_warmup_that_leaves_no_step_is_a_tenth_of_all_steps"),
+         "train/settings/test_warmup.py::test_a_warmup_that_leaves_no_step_is_a_tenth_of_all_steps"),
     ),
     *mutants_of(
         "train/loop.py",
@@ -329,7 +332,7 @@ TRAINING = (
          "train/checkpoints/test_transfer.py::test_heads_go_and_the_rest_stays"),
     ),
     *mutants_of(
-        "train/options.py",
+        "train/settings/sections.py",
         ("defaults.clip", "clip: float = 1.0", "clip: float = 0.0",
          "configs/test_recipes_published.py::test_a_runs_defaults_are_berts"),
     ),

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from contexture.analysis.attention.maps import TokenSequence, layer_maps
+from contexture.interchange.name_tables import BERT_HF, GPT1_HF, GPT2_HF
+from contexture.interchange.renaming import to_ours
 from contexture.models import bert, gpt
 from contexture.models.config import BertConfig, GptConfig
-from contexture.models.interchange.name_tables import BERT_HF, GPT1_HF, GPT2_HF
-from contexture.models.interchange.renaming import to_ours
 from tests.helpers.parity_rule import close
 from tests.helpers.published_models import bert_of, draw, gpt_of, torch
 

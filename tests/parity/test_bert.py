@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from contexture.interchange.name_tables import BERT_HF
+from contexture.interchange.renaming import to_ours, to_theirs
 from contexture.models import bert
 from contexture.models.config import BertConfig
 from contexture.models.families import build
-from contexture.models.interchange.name_tables import BERT_HF
-from contexture.models.interchange.renaming import to_ours, to_theirs
 from contexture.train.objectives import OBJECTIVES, loss
 from tests.helpers.parity_rule import off as off_by
 from tests.helpers.parity_rule import worst

@@ -12,16 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from contexture.interchange.name_tables import bilm
+from contexture.interchange.renaming import to_ours, to_theirs
 from contexture.models import elmo
 from contexture.models.config import ElmoConfig
 from contexture.models.families import build
 from contexture.models.heads.sampled_softmax import SITE
-from contexture.models.interchange.name_tables import bilm
-from contexture.models.interchange.renaming import to_ours, to_theirs
 from contexture.models.layers.dropout import dropout, dropout_key
 from contexture.train.objectives import OBJECTIVES, loss
 from contexture.train.optim.optimizers import optimizer
-from contexture.train.options import OptimConfig
+from contexture.train.settings.sections import OptimConfig
 from tests.helpers.parity_rule import close
 
 torch = pytest.importorskip("torch")

@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from contexture.interchange.name_tables import GPT1_HF, GPT2_HF
+from contexture.interchange.renaming import to_ours
 from contexture.models import decode, gpt
 from contexture.models.config import GptConfig, Sampling
-from contexture.models.interchange.name_tables import GPT1_HF, GPT2_HF
-from contexture.models.interchange.renaming import to_ours
 from tests.helpers.published_models import draw, torch, transformers
 
 pytestmark = pytest.mark.parity

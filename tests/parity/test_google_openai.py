@@ -17,11 +17,11 @@ import pytest
 
 import contexture
 from contexture.data.tokenizers.byte_pair import BYTES
+from contexture.interchange.name_tables import BERT_HF_FORMAT, BERT_TF_FORMAT, GPT2_HF, GPT2_TF_FORMAT
+from contexture.interchange.renaming import shapes_of, to_ours, to_theirs
+from contexture.interchange.tf_checkpoint import open_bundle
 from contexture.models import bert, gpt
 from contexture.models.config import BertConfig, GptConfig
-from contexture.models.interchange.name_tables import BERT_HF_FORMAT, BERT_TF_FORMAT, GPT2_HF, GPT2_TF_FORMAT
-from contexture.models.interchange.renaming import shapes_of, to_ours, to_theirs
-from contexture.train.interchange.tf_checkpoint import open_bundle
 from tests.conftest import ROOT
 from tests.helpers.commands import done
 

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from contexture.interchange.name_tables import GPT1_HF, GPT2_HF
+from contexture.interchange.renaming import to_ours, to_theirs
 from contexture.models import gpt
 from contexture.models.config import GptConfig
 from contexture.models.families import build
 from contexture.models.heads import chunked_softmax as softmax
-from contexture.models.interchange.name_tables import GPT1_HF, GPT2_HF
-from contexture.models.interchange.renaming import to_ours, to_theirs
 from contexture.train.objectives import OBJECTIVES, loss
 from tests.helpers.parity_rule import close
 from tests.helpers.published_models import draw, gpt_of, torch

@@ -12,7 +12,7 @@ from contexture.models.families import build
 from contexture.models.layers.dropout import dropout_key
 from contexture.train.objectives import OBJECTIVES, WithLmLoss, loss
 from contexture.train.optim.optimizers import learning_rate, optimizer
-from contexture.train.options import OptimConfig
+from contexture.train.settings.sections import OptimConfig
 from tests.helpers.parity_rule import assert_close, close
 from tests.helpers.random_runs import random_parameters
 

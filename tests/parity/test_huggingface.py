@@ -19,7 +19,7 @@ import contexture
 from contexture.cli import main as cli
 from contexture.data.tokenizers.byte_pair import BYTES
 from contexture.train.objectives import objective_of
-from contexture.train.run_file import read
+from contexture.train.settings.run_file import read
 from tests.helpers.commands import done
 from tests.helpers.parity_rule import close
 from tests.helpers.published_models import draw, torch, transformers

@@ -13,14 +13,14 @@ import contexture
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.layouts import bert_texts
 from contexture.data.tokenizers.byte_pair import BYTES, ByteBPE, Gpt1BPE
+from contexture.interchange.huggingface_export import hf_files
 from contexture.models.config import GptConfig
 from contexture.models.families import example
 from contexture.train.checkpoints.transfer import model_of
-from contexture.train.config import Run
-from contexture.train.interchange.huggingface_export import hf_files
 from contexture.train.objectives import batch_fields, batch_sizes
-from contexture.train.options import OptimConfig
-from contexture.train.run_file import RunRecord, read
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import RunRecord, read
+from contexture.train.settings.sections import OptimConfig
 from tests.conftest import ROOT
 from tests.helpers.commands import done
 from tests.helpers.parity_rule import close

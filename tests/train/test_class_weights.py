@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.tasks.batches import HeldOutTask, TaskBatches
-from contexture.data.tasks.encode_examples import encode
-from contexture.data.tasks.labels import class_weights
+from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches
+from contexture.data.tasks.encode.encode_examples import encode
+from contexture.data.tasks.read.labels import class_weights
 from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece
 from contexture.models.encoding import Encoding
 from contexture.models.model import Outputs

@@ -9,14 +9,14 @@ import pytest
 import contexture
 from contexture.cli import main as cli
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.tasks.batches import HeldOutTask, TaskBatches
-from contexture.data.tasks.encode_examples import encode
+from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches
+from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tokenizers.elmo_char_ids import words_from_char_ids
 from contexture.data.tokenizers.word_level import Words
 from contexture.models.config import ElmoConfig, GptConfig, HeadConfig
-from contexture.train.config import Run
 from contexture.train.objectives import objective_of
-from contexture.train.run_file import read
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import read
 from tests.helpers.parity_rule import worst
 
 pytestmark = pytest.mark.usefixtures("one_device")

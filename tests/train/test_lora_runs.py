@@ -15,10 +15,10 @@ import contexture
 from contexture.data.layouts import text_batch
 from contexture.models.shapes import by_path
 from contexture.train import mesh as meshes
-from contexture.train import run_file
 from contexture.train.checkpoints.transfer import load_parameters
-from contexture.train.options import MeshConfig
 from contexture.train.run.report import read_metrics
+from contexture.train.settings import run_file
+from contexture.train.settings.sections import MeshConfig
 from tests.helpers.commands import done, json_of, run_command
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs

@@ -19,19 +19,19 @@ from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.layouts import with_task_tokens
 from contexture.data.open_batches import open_batches
 from contexture.data.pretraining.tokenize_corpus import prepare
-from contexture.data.tasks.encode_examples import encode
+from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.text.sources import expand, texts
 from contexture.data.tokenizers.registry import learn
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig
 from contexture.models.shapes import by_path
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.transfer import model_of
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_fields, objective_of
-from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.programs import step_settings
 from contexture.train.run.report import read_metrics
+from contexture.train.settings.run import Run
+from contexture.train.settings.sections import MeshConfig, OptimConfig
 from contexture.train.step import State, create, train_step
 from tests.helpers.jobs import finish, free_port, start_job
 from tests.helpers.long import long

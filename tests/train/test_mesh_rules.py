@@ -10,7 +10,7 @@ import pytest
 
 from contexture.train import mesh as meshes
 from contexture.train.errors import ConfigError
-from contexture.train.options import MeshConfig
+from contexture.train.settings.sections import MeshConfig
 from tests.helpers.parity_rule import close
 
 

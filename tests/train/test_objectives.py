@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from contexture.data.pretraining import sentence_pairs
-from contexture.data.tasks.batches import ANSWERS
+from contexture.data.tasks.batch.batches import ANSWERS
 from contexture.models.encoding import Encoding
 from contexture.models.heads.chunked_softmax import TokenLosses
 from contexture.models.model import Outputs

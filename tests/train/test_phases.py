@@ -9,11 +9,11 @@ import pytest
 from contexture import configs
 from contexture.cli.parse import parse
 from contexture.data.config import DataConfig
-from contexture.train import run_file
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_sizes
 from contexture.train.run.folder import open_or_create
+from contexture.train.settings import run_file
+from contexture.train.settings.run import Run
 from tests.helpers.parity_rule import assert_close
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from contexture.train import programs
-from contexture.train.config import Run
+from contexture.train.settings.run import Run
 
 pytestmark = pytest.mark.usefixtures("own_programs")
 

@@ -17,7 +17,7 @@ from contexture.models.decode import extend, init_state, unstack_params
 from contexture.models.encoding import Encoding
 from contexture.models.gpt import Gpt
 from contexture.models.shapes import Params
-from contexture.train.config import Run
+from contexture.train.settings.run import Run
 from tests.helpers.commands import run_command
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs

@@ -12,11 +12,11 @@ from contexture.data.config import DataConfig
 from contexture.models.config import BertConfig, ElmoConfig
 from contexture.models.families import build, example
 from contexture.train import mesh as meshes
-from contexture.train.config import Run
 from contexture.train.losses import Sum
 from contexture.train.objectives import OBJECTIVES, Objective, batch_fields, batch_sizes
-from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.programs import step_settings
+from contexture.train.settings.run import Run
+from contexture.train.settings.sections import MeshConfig, OptimConfig
 from contexture.train.step import create, train_step
 from tests.helpers.long import long
 from tests.helpers.random_runs import drawn

@@ -15,14 +15,21 @@ from contexture.models.families import build
 from contexture.models.shapes import by_path, path_of
 from contexture.train import mesh as meshes
 from contexture.train import programs
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.best import Best, unigram_baseline, value_to_minimise
 from contexture.train.losses import cross_entropy
 from contexture.train.objectives import OBJECTIVES, batch_fields
-from contexture.train.options import EvaluateConfig, InitConfig, LogConfig, MeshConfig, OptimConfig, SaveConfig
 from contexture.train.programs import step_settings, without_step_settings
 from contexture.train.run.throughput import activation_floats
+from contexture.train.settings.run import Run
+from contexture.train.settings.sections import (
+    EvaluateConfig,
+    InitConfig,
+    LogConfig,
+    MeshConfig,
+    OptimConfig,
+    SaveConfig,
+)
 from contexture.train.step import create, train_step
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs, close

@@ -11,11 +11,11 @@ import pytest
 from contexture.cli.parse import parse
 from contexture.data.config import TaskConfig
 from contexture.models.config import BertConfig
-from contexture.train.config import Run
 from contexture.train.evaluation.best import Best
-from contexture.train.options import OptimConfig
 from contexture.train.run.folder import as_option
-from contexture.train.run_file import difference
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import difference
+from contexture.train.settings.sections import OptimConfig
 from contexture.train.summary import _rate_note, log_end
 from tests.helpers.logs import logged
 

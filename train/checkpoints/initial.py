@@ -13,8 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
 
-from contexture.models.interchange.renaming import nested
-from contexture.models.shapes import by_path
+from contexture.models.shapes import by_path, nested
 from contexture.train.checkpoints.digests import host_digest
 from contexture.train.checkpoints.late_evaluation import text_digest
 from contexture.train.checkpoints.meta import FORMAT, Meta, write_failure

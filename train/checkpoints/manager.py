@@ -46,8 +46,8 @@ from contexture.train.checkpoints.orbax_logging import orbax_silenced, silence_o
 from contexture.train.checkpoints.read_back import read_back
 from contexture.train.distributed import processes
 from contexture.train.errors import CheckpointError, ConfigError, Diverged
-from contexture.train.options import SaveConfig
 from contexture.train.run.folder import steps
+from contexture.train.settings.sections import SaveConfig
 
 logger = logging.getLogger(__name__)
 

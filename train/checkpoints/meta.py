@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from contexture.train import run_file
 from contexture.train.checkpoints.late_evaluation import text_digest, with_evaluation
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.run.folder import steps
+from contexture.train.settings import run_file
 
 FORMAT = 1
 Meta: TypeAlias = dict[str, Any]

@@ -21,7 +21,7 @@ from contexture.train.checkpoints.orbax_logging import orbax_silenced
 from contexture.train.checkpoints.read_back import read_arrays, read_back
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.run.folder import lock_folder, steps
-from contexture.train.run_file import read, write
+from contexture.train.settings.run_file import read, write
 
 
 class Slimmed(TypedDict):

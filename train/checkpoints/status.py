@@ -8,11 +8,11 @@ from typing import NamedTuple, TypedDict
 
 from contexture.train.checkpoints.meta import read_meta
 from contexture.train.errors import CheckpointError
-from contexture.train.metrics import rank
+from contexture.train.metric_directions import rank
 from contexture.train.run.folder import holder_of, steps
 from contexture.train.run.progress import duration
 from contexture.train.run.report import Record, parse_record
-from contexture.train.run_file import read
+from contexture.train.settings.run_file import read
 
 _BLOCK = 1 << 16
 """Bytes of metrics.jsonl that are read at once, from its end."""

@@ -15,21 +15,20 @@ from jax.sharding import Mesh
 
 from contexture.models.config import TransformerConfig
 from contexture.models.families import build
-from contexture.models.interchange.renaming import nested
 from contexture.models.layers.stacked import unstack_layers
 from contexture.models.model import Model
-from contexture.models.shapes import Params, by_path, dims_of, path_of
+from contexture.models.shapes import Params, by_path, dims_of, nested, path_of
 from contexture.train import mesh as meshes
-from contexture.train import run_file
 from contexture.train.checkpoints import manager
 from contexture.train.checkpoints.meta import Step, find_steps
-from contexture.train.config import Run
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.objectives import objective_of
 from contexture.train.optim.lora import ADAPTERS, merged
 from contexture.train.optim.optimizers import lr_multipliers
 from contexture.train.run.data import read_tokenizer
-from contexture.train.run_file import RunRecord
+from contexture.train.settings import run_file
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import RunRecord
 from contexture.train.step import State, parameter_shapes
 
 logger = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ from pathlib import Path
 import jax
 
 from contexture.data.pretraining.shards import Shards
-from contexture.data.tasks.example_store import ExampleStore
+from contexture.data.tasks.store.example_store import ExampleStore
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.train.config import Run, fields
 from contexture.train.distributed import processes
 from contexture.train.run.folder import steps, token, versions
+from contexture.train.settings.run import Run, fields
 
 _PLACES = ("dir", "data.path", "data.dev", "data.tokenizer", "init.run", "task.train", "task.dev", "task.test")
 """Paths, which may differ between machines: the content of these files is compared instead."""

@@ -33,9 +33,9 @@ from contexture.data.errors import DataError
 from contexture.data.visible import visible
 from contexture.train.distributed import native_aborts
 from contexture.train.errors import ConfigError, Diverged, ProcessLost
-from contexture.train.options import MeshConfig
 from contexture.train.run.exit_codes import exit_of
 from contexture.train.run.signals import Interrupted
+from contexture.train.settings.sections import MeshConfig
 
 T = TypeVar("T")
 _QUIET_START = 10.0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from contexture.data.errors import did_you_mean
-from contexture.train import metrics
+from contexture.train import metric_directions as metrics
 from contexture.train.errors import ConfigError
 
 NO_CHECKPOINT = (

@@ -20,19 +20,17 @@ from contexture.data.errors import DataError
 from contexture.data.pretraining.bilm_lanes import SAMPLED
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import atomic_file, move_aside
-from contexture.data.tasks.batches import HeldOutTask
-from contexture.data.tasks.example_store import ExampleStore
-from contexture.data.tasks.spans.answer_rules import answer_rules
+from contexture.data.tasks.batch.answer_rules import answer_rules
+from contexture.data.tasks.batch.batches import HeldOutTask
+from contexture.data.tasks.store.example_store import ExampleStore
 from contexture.data.tokenizers.word_level import StaticWords
 from contexture.models.families import example
 from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params
 from contexture.train import mesh as meshes
-from contexture.train import run_file
 from contexture.train.checkpoints import manager
 from contexture.train.checkpoints.meta import read_meta
 from contexture.train.checkpoints.transfer import first_good, load_parameters
-from contexture.train.config import Run
 from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_content, agree_on_run
 from contexture.train.errors import CheckpointError, ConfigError
@@ -48,10 +46,12 @@ from contexture.train.evaluation.submission import SubmittedFile, check_submissi
 from contexture.train.evaluation.task_metrics import FileRow, LabelRow
 from contexture.train.losses import Sum, mean
 from contexture.train.objectives import Objective, batch_fields, batch_sizes, objective_of
-from contexture.train.options import MeshConfig
 from contexture.train.run.folder import make_folder
 from contexture.train.run.report import Figure, plain
-from contexture.train.run_file import RunRecord
+from contexture.train.settings import run_file
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import RunRecord
+from contexture.train.settings.sections import MeshConfig
 from contexture.train.step import EvaluationStep, evaluation_step
 
 logger = logging.getLogger(__name__)

@@ -20,12 +20,12 @@ from contexture.data.config import TaskConfig
 from contexture.data.open_batches import open_held_out
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import partial_beside
-from contexture.data.tasks.batches import HeldOutTask
-from contexture.data.tasks.encode_examples import check_batch, encode
-from contexture.data.tasks.example_store import ExampleSplit, ExampleStore
-from contexture.data.tasks.labels import class_weights
-from contexture.data.tasks.spans.answer_rules import answer_rules
-from contexture.data.tasks.tagging.entity_schemes import why_no_entities
+from contexture.data.tasks.batch.answer_rules import answer_rules
+from contexture.data.tasks.batch.batches import HeldOutTask
+from contexture.data.tasks.encode.encode_examples import check_batch, encode
+from contexture.data.tasks.read.entity_schemes import why_no_entities
+from contexture.data.tasks.read.labels import class_weights
+from contexture.data.tasks.store.example_store import ExampleSplit, ExampleStore
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.word_level import word_tokenizer
 from contexture.train import mesh as meshes
@@ -38,7 +38,7 @@ from contexture.train.evaluation.request import EvaluationRequest
 from contexture.train.evaluation.spans import answer_counts
 from contexture.train.run.data import open_shards, read_tokenizer
 from contexture.train.run.folder import make_folder
-from contexture.train.run_file import RunRecord
+from contexture.train.settings.run_file import RunRecord
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from contexture.data.batches import HeldOut, iterate
 from contexture.data.binary_files import I64
 from contexture.data.cancel import NEVER, CancelToken
-from contexture.data.tasks.batches import HeldOutTask
+from contexture.data.tasks.batch.batches import HeldOutTask
 from contexture.models.shapes import Params
 from contexture.train import mesh as meshes
 from contexture.train.losses import Sum

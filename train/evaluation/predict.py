@@ -15,11 +15,21 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.layouts import power_of_two
 from contexture.data.storage import atomic_file, is_bucket
-from contexture.data.tasks.batches import HeldOutTask
-from contexture.data.tasks.encode_examples import check_batch
-from contexture.data.tasks.example_store import ExampleSplit
-from contexture.data.tasks.example_tokens import encode_chunk, in_memory, reader, same_shape, window_of, with_context
-from contexture.data.tasks.examples import (
+from contexture.data.tasks.batch.answer_rules import AnswerRules, answer_rules
+from contexture.data.tasks.batch.batches import HeldOutTask
+from contexture.data.tasks.batch.document_context import chunks_in_documents
+from contexture.data.tasks.batch.lengths import MIN_SAVING, batch_lengths
+from contexture.data.tasks.encode.encode_examples import check_batch
+from contexture.data.tasks.encode.example_tokens import (
+    encode_chunk,
+    in_memory,
+    reader,
+    same_shape,
+    window_of,
+    with_context,
+)
+from contexture.data.tasks.encode.windows import span_layout
+from contexture.data.tasks.read.examples import (
     CHUNK,
     ChoiceExample,
     Example,
@@ -29,18 +39,14 @@ from contexture.data.tasks.examples import (
     Text,
     example_chunks,
 )
-from contexture.data.tasks.file_report import FileReport
-from contexture.data.tasks.labels import Labels
-from contexture.data.tasks.lengths import MIN_SAVING, batch_lengths
-from contexture.data.tasks.read_examples import check_documents, check_sources, examples, examples_of
-from contexture.data.tasks.spans.answer_rules import AnswerRules, answer_rules
-from contexture.data.tasks.spans.windows import span_layout
-from contexture.data.tasks.tagging.document_context import chunks_in_documents
+from contexture.data.tasks.read.file_report import FileReport
+from contexture.data.tasks.read.labels import Labels
+from contexture.data.tasks.read.read_examples import check_documents, check_sources, examples, examples_of
+from contexture.data.tasks.store.example_store import ExampleSplit
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.word_level import WordNumbers
 from contexture.train import mesh as meshes
-from contexture.train import run_file
 from contexture.train.checkpoints.meta import Step, find_steps
 from contexture.train.checkpoints.transfer import Loaded, load_parameters
 from contexture.train.errors import ConfigError
@@ -48,9 +54,10 @@ from contexture.train.evaluation.outputs import computed
 from contexture.train.evaluation.predictions import Prediction, collector_of
 from contexture.train.evaluation.spans import SpanAnswer, searched_threshold
 from contexture.train.objectives import objective_of
-from contexture.train.options import MeshConfig
 from contexture.train.run.data import read_tokenizer
 from contexture.train.run.folder import make_folder
+from contexture.train.settings import run_file
+from contexture.train.settings.sections import MeshConfig
 from contexture.train.step import evaluation_step
 
 logger = logging.getLogger(__name__)

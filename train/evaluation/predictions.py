@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data.binary_files import I64
-from contexture.data.tasks.batches import HeldOutTask
-from contexture.data.tasks.example_store import ExampleSplit, ExampleStore, Rows, is_absent
+from contexture.data.tasks.batch.batches import HeldOutTask
+from contexture.data.tasks.store.example_store import ExampleSplit, ExampleStore, Rows, is_absent
 from contexture.train.evaluation import squad_metrics, task_metrics
 from contexture.train.evaluation.figures import LabelledPredictions
 from contexture.train.evaluation.outputs import ExampleOrder

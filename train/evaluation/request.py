@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from contexture.train.errors import ConfigError
-from contexture.train.options import MeshConfig
+from contexture.train.settings.sections import MeshConfig
 
 Strings = str | tuple[str, ...] | list[str]
 """One or several."""

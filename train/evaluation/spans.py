@@ -7,10 +7,10 @@ from typing import NotRequired, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data.tasks.batches import HeldOutTask
-from contexture.data.tasks.example_store import Rows
-from contexture.data.tasks.examples import QuestionExample
-from contexture.data.tasks.spans.span_store import SpanSplit, token_places
+from contexture.data.tasks.batch.batches import HeldOutTask
+from contexture.data.tasks.read.examples import QuestionExample
+from contexture.data.tasks.store.example_store import Rows
+from contexture.data.tasks.store.span_store import SpanSplit, token_places
 from contexture.train.evaluation import squad_metrics
 from contexture.train.evaluation.outputs import ExampleOrder
 from contexture.train.evaluation.squad_metrics import Scored

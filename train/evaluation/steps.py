@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from contexture.data.cancel import CancelToken
-from contexture.train import run_file
 from contexture.train.checkpoints.meta import find_steps
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.best import note_better
 from contexture.train.run.folder import holder_of, steps
 from contexture.train.run.report import read_metrics
-from contexture.train.run_file import RunRecord
+from contexture.train.settings import run_file
+from contexture.train.settings.run_file import RunRecord
 
 logger = logging.getLogger(__name__)
 

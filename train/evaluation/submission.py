@@ -25,8 +25,8 @@ from contexture.data.cancel import CancelToken
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.storage import atomic_file
-from contexture.data.tasks.examples import example_chunks
-from contexture.data.tasks.read_examples import check_sources, examples, open_table
+from contexture.data.tasks.read.examples import example_chunks
+from contexture.data.tasks.read.read_examples import check_sources, examples, open_table
 from contexture.data.text import tfds
 from contexture.train import mesh as meshes
 from contexture.train.errors import CheckpointError, ConfigError
@@ -34,9 +34,9 @@ from contexture.train.evaluation.predict import Predictor
 from contexture.train.evaluation.predictions import Prediction
 from contexture.train.evaluation.request import EvaluationRequest
 from contexture.train.evaluation.steps import steps_named
-from contexture.train.options import MeshConfig
 from contexture.train.run.folder import make_folder
-from contexture.train.run_file import RunRecord
+from contexture.train.settings.run_file import RunRecord
+from contexture.train.settings.sections import MeshConfig
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import TypeAlias, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data.tasks.tagging.entity_schemes import OUTSIDE, entity_tags
+from contexture.data.tasks.read.entity_schemes import OUTSIDE, entity_tags
 from contexture.train.run.report import Figure, plain
 
 Tags: TypeAlias = Sequence[Sequence[str]]

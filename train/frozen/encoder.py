@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params
 from contexture.models.sharding import constrain
-from contexture.train.config import Run
 from contexture.train.programs import shared
+from contexture.train.settings.run import Run
 
 Batch = dict[str, jax.Array]
 

@@ -14,11 +14,11 @@ from typing import TypedDict
 from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
 from contexture.data.storage import is_bucket, partial_of
-from contexture.train import run_file
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.grid.settings import Grid, Value, shown
 from contexture.train.run.folder import INPUTS, as_option, changed_fields, flag, steps
+from contexture.train.settings import run_file
+from contexture.train.settings.run import Run
 
 logger = logging.getLogger(__name__)
 

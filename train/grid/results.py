@@ -12,13 +12,13 @@ from typing import NotRequired, TypeAlias, TypedDict
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
-from contexture.train import metrics
+from contexture.train import metric_directions as metrics
 from contexture.train.checkpoints.meta import find_steps, read_meta
 from contexture.train.errors import CheckpointError
 from contexture.train.grid.settings import Grid, Setting, Value
 from contexture.train.run.folder import steps
 from contexture.train.run.report import Figure, Record, read_metrics
-from contexture.train.run_file import read, write_json
+from contexture.train.settings.run_file import read, write_json
 
 
 class Spread(TypedDict):
@@ -158,7 +158,7 @@ def _test_file(run: RunResult) -> Path:
 def digests_of(files: Sequence[str]) -> list[str]:
     """Returns the digest of each file of examples: its sha256, of a TFDS set its name, "" of a file that is gone."""
     # Imported here: a grid without test examples needs no reader of examples.
-    from contexture.data.tasks.example_store import sha256_of
+    from contexture.data.tasks.store.example_store import sha256_of
 
     digests = []
     for file in files:

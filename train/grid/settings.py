@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from contexture.train.config import Run
+from contexture.train.settings.run import Run
 
 Value: TypeAlias = bool | int | float | str | tuple[str, ...]
 """A value of a field that varies."""

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from contexture.data.storage import check_run_path
-from contexture.train import run_file
-from contexture.train.config import Run
 from contexture.train.errors import CheckpointError, ConfigError, Diverged
 from contexture.train.evaluation.request import EvaluationRequest
 from contexture.train.grid import folder as folders
@@ -28,6 +26,8 @@ from contexture.train.grid.settings import Grid
 from contexture.train.run.folder import lock_folder, steps
 from contexture.train.run.report import add_record
 from contexture.train.run.signals import Signals
+from contexture.train.settings import run_file
+from contexture.train.settings.run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ def _checked_start(run: Run, before: folders.Checkpoint | None) -> folders.Check
 def _check_examples(complete: Sequence[Run]) -> None:
     """Raises ConfigError where the files of examples are not those that the complete runs were trained on: figures on
     other examples cannot be compared with theirs."""
-    from contexture.data.tasks.example_store import ExampleStore
+    from contexture.data.tasks.store.example_store import ExampleStore
 
     stored = [Path(run.dir) / "data" for run in complete if (Path(run.dir) / "data").is_dir()]
     # One run is enough: none was added to the grid after another without this check.

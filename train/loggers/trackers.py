@@ -18,9 +18,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from contexture.train import run_file
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError, install_hint
+from contexture.train.settings import run_file
+from contexture.train.settings.run import Run
 
 logger = logging.getLogger(__name__)
 IDS = "trackers.json"

@@ -26,14 +26,13 @@ import jax.numpy as jnp
 
 from contexture.data.errors import did_you_mean
 from contexture.models.families import build, example
-from contexture.models.interchange.renaming import nested
-from contexture.models.shapes import PARAMETER_DIMS, Params, by_path, count, dims_of, path_of
+from contexture.models.shapes import PARAMETER_DIMS, Params, by_path, count, dims_of, nested, path_of
 from contexture.models.sharding import constrain
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.families import FAMILIES
 from contexture.train.objectives import batch_sizes
-from contexture.train.options import OptimConfig
+from contexture.train.settings.run import Run
+from contexture.train.settings.sections import OptimConfig
 
 ADAPTERS = "lora"
 

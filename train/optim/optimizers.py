@@ -13,7 +13,7 @@ from contexture.data.errors import did_you_mean
 from contexture.models.shapes import Params, by_path, path_of
 from contexture.train.errors import ConfigError
 from contexture.train.optim.moments import in_bfloat16
-from contexture.train.options import OptimConfig
+from contexture.train.settings.sections import OptimConfig
 
 Multipliers: TypeAlias = Params
 """The learning rate's multiplier of each parameter, an array that broadcasts over it."""

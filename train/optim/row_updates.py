@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from contexture.models.heads.sampled_softmax import READS, number_words
 from contexture.models.shapes import dims_of, path_of
 from contexture.models.sharding import partition_spec
-from contexture.train.config import Run
+from contexture.train.settings.run import Run
 
 T = TypeVar("T")
 WORDS = {"words": "_"}

@@ -20,7 +20,6 @@ from contexture.models.families import family_of
 from contexture.models.shapes import count
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.transfer import model_of
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_fields, batch_sizes, objective_of
 from contexture.train.plan import costs as program_costs
@@ -29,6 +28,7 @@ from contexture.train.plan.flops import Flops, add, traced_flops
 from contexture.train.plan.hlo import Program, parse
 from contexture.train.plan.topology import Topology
 from contexture.train.programs import step_settings
+from contexture.train.settings.run import Run
 from contexture.train.step import State, create, train_step
 
 _NUMBER_TYPES = {"i32": "int32", "f32": "float32"}

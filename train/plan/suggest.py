@@ -15,12 +15,12 @@ from contexture.models.layers.remat import KEPT
 from contexture.models.shapes import count
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.transfer import model_of
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_sizes
 from contexture.train.plan.chips import GIB, Chip, grown, named_devices
 from contexture.train.plan.plan import Plan, plan
 from contexture.train.plan.topology import Topology, topology
+from contexture.train.settings.run import Run
 from contexture.train.step import create
 
 logger = logging.getLogger(__name__)

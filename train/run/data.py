@@ -11,20 +11,20 @@ from contexture.data.plain_files import check_plain
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.storage import move_aside
-from contexture.data.tasks.encode_examples import encode
-from contexture.data.tasks.example_store import ExampleStore
-from contexture.data.tasks.tagging.entity_schemes import why_no_entities
+from contexture.data.tasks.encode.encode_examples import encode
+from contexture.data.tasks.read.entity_schemes import why_no_entities
+from contexture.data.tasks.store.example_store import ExampleStore
 from contexture.data.text.sources import check_beginnings, expand
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece
-from contexture.train import run_file
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.run.folder import flag
 from contexture.train.run.vocabulary import check_tokenizer, check_tokenizer_kind, learn
-from contexture.train.run_file import RunRecord
+from contexture.train.settings import run_file
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import RunRecord
 
 logger = logging.getLogger(__name__)
 

@@ -5,11 +5,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from contexture.data.tasks.example_store import ExampleStore
-from contexture.train.config import Run
+from contexture.data.tasks.store.example_store import ExampleStore
 from contexture.train.errors import Diverged
 from contexture.train.run.report import read_metrics
-from contexture.train.run_file import read
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import read
 
 _LAST_STEPS = 10
 FAR, FAR_IN_REGRESSION = 2.0, 100.0

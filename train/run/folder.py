@@ -15,12 +15,13 @@ from typing import IO
 
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import check_run_path, is_bucket, move_aside, partial_of, remove_partials
-from contexture.data.tasks.example_store import ExampleStore
+from contexture.data.tasks.store.example_store import ExampleStore
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.train import run_file
-from contexture.train.config import Run
 from contexture.train.errors import CheckpointError, ConfigError
-from contexture.train.run_file import RunRecord
+from contexture.train.settings import run_file
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import RunRecord
+from contexture.train.settings.schedule import resolve_schedule
 
 logger = logging.getLogger(__name__)
 
@@ -220,9 +221,9 @@ def changed_fields(run: Run, record: RunRecord) -> dict[str, tuple[object, objec
 
 def check_not_shortened(run: Run, directory: Path, old: RunRecord | None, examples_per_epoch: int) -> None:
     """Raises ConfigError if the run, its epochs in steps, ends before the existing one or its newest checkpoint."""
-    length = run_file.resolve_schedule(run, examples_per_epoch).steps
+    length = resolve_schedule(run, examples_per_epoch).steps
     if old and old.data:
-        existing = run_file.resolve_schedule(old.run, examples_per_epoch).steps
+        existing = resolve_schedule(old.run, examples_per_epoch).steps
         if length < existing:
             raise ConfigError(
                 f"{directory} holds a run of {existing} steps, not {length}; a run can only be made longer"

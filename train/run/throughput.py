@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import Literal, Protocol, TypeVar
 
 from contexture.models.families import family_of
-from contexture.train.config import Run
 from contexture.train.objectives import batch_sizes
 from contexture.train.run.report import Record
+from contexture.train.settings.run import Run
 
 T = TypeVar("T")
 

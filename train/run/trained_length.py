@@ -5,7 +5,7 @@ from pathlib import Path
 
 from contexture.models.config import MAX_SIZE
 from contexture.train.errors import ConfigError
-from contexture.train.run_file import RunRecord, read
+from contexture.train.settings.run_file import RunRecord, read
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from contexture.data.tokenizers.registry import learn as learn_vocabulary
 from contexture.data.tokenizers.unknown_tokens import LostMarks
 from contexture.data.tokenizers.word_level import StaticWords, Words
 from contexture.data.tokenizers.wordpiece import WordPiece
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
+from contexture.train.settings.run import Run
 
 
 def learn(

@@ -8,7 +8,7 @@ from contexture.cli.parse import parse
 from contexture.requests import AttentionRequest
 from contexture.requests.arguments import checkpoint_of
 from contexture.train.errors import ConfigError
-from contexture.train.run_file import read
+from contexture.train.settings.run_file import read
 
 
 def attention_command(argv: list[str]) -> Result:

@@ -16,7 +16,7 @@ from contexture.data.cancel import CancelToken
 from contexture.requests import EmbeddingRequest
 from contexture.requests.arguments import checkpoint_of
 from contexture.train.run.signals import NOTHING_WRITTEN, Signals
-from contexture.train.run_file import read
+from contexture.train.settings.run_file import read
 
 if TYPE_CHECKING:
     from contexture.analysis.trained_model import TrainedModel

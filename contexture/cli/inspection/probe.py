@@ -14,7 +14,7 @@ from contexture.table_files import PlusMinus, check_table, plus_minus, shown, wr
 from contexture.train.evaluation.request import Strings
 from contexture.train.grid.folder import without_shared
 from contexture.train.run.signals import Signals
-from contexture.train.run_file import read
+from contexture.train.settings.run_file import read
 
 if TYPE_CHECKING:
     from contexture.analysis.probing.probe_rows import ProbeRow

@@ -12,7 +12,7 @@ from contexture.data.errors import DataError
 from contexture.requests import NeighboursRequest, SimilarityRequest, several
 from contexture.requests.arguments import checkpoint_of
 from contexture.train.run.signals import NOTHING_WRITTEN, STOPPED, Signals
-from contexture.train.run_file import read
+from contexture.train.settings.run_file import read
 
 
 def neighbours_command(argv: list[str]) -> Result:

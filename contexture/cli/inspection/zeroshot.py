@@ -16,7 +16,7 @@ from contexture.requests.arguments import checkpoint_of
 from contexture.table_files import check_table, write_table
 from contexture.train.errors import ConfigError
 from contexture.train.run.signals import STOPPED, Signals
-from contexture.train.run_file import read
+from contexture.train.settings.run_file import read
 
 
 def zeroshot_command(argv: list[str]) -> Result:
@@ -64,7 +64,7 @@ def _measure(request: ZeroshotRequest) -> dict[str, Any]:
         return _minimal_pairs(request)
     if request.task in ("qa", "summarize", "translate"):
         return _write_answers(request)
-    from contexture.data.tasks.read_examples import check_sources
+    from contexture.data.tasks.read.read_examples import check_sources
 
     files = several(request.input)
     for file in files:

@@ -16,7 +16,7 @@ from contexture.analysis.vectors import vector_files
 from contexture.analysis.vectors.vector_files import resolve, vectors_file
 from contexture.data.errors import DataError
 from contexture.data.word_vectors import read_word_vectors
-from contexture.train.interchange.allennlp_bilm import write_bilm_weights
+from contexture.interchange.allennlp_bilm import write_bilm_weights
 
 
 def _write(file: Path, texts: list[str], vectors: np.ndarray) -> None:

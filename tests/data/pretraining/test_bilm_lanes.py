@@ -26,7 +26,7 @@ from contexture.data.tokenizers.elmo_char_ids import BEGIN_ROW, END_ROW, char_id
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece
 from contexture.models.config import ElmoConfig
-from contexture.train.config import Run
+from contexture.train.settings.run import Run
 
 LETTERS = list("abcdefgh")
 TOKENIZER = Words(["<S>", "</S>", "<UNK>", *LETTERS])

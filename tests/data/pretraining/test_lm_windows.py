@@ -30,7 +30,7 @@ from contexture.data.tokenizers.byte_pair import learn_byte_bpe
 from contexture.data.tokenizers.char_level import learn_characters
 from contexture.data.tokenizers.sentencepiece_model import learn_sentencepiece
 from contexture.models.config import GptConfig
-from contexture.train.config import Run
+from contexture.train.settings.run import Run
 from tests.data.text.test_sources import TEXT, documents_of
 
 ROOT = Path(__file__).parents[3]

@@ -291,9 +291,9 @@ def test_a_killed_preparation_leaves_nothing_that_looks_whole(tmp_path: Path):
 
 
 def test_shards_made_for_something_else_are_refused(tmp_path: Path):
-    from contexture.train.config import Run
     from contexture.train.errors import ConfigError
     from contexture.train.run.data import open_data
+    from contexture.train.settings.run import Run
 
     (tmp_path / "a.txt").write_text("some text\nof two lines\n")
     text = (str(tmp_path / "a.txt"),)

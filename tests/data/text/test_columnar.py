@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError, FileChanged
 from contexture.data.pretraining.tokenize_corpus import prepare
-from contexture.data.tasks.encode_examples import encode
-from contexture.data.tasks.examples import ChoiceExample, Pair, Tagged, Text
-from contexture.data.tasks.read_examples import check_sources, examples, source_of
+from contexture.data.tasks.encode.encode_examples import encode
+from contexture.data.tasks.read.examples import ChoiceExample, Pair, Tagged, Text
+from contexture.data.tasks.read.read_examples import check_sources, examples, source_of
 from contexture.data.text import columnar
 from contexture.data.text.columnar import Columnar
 from contexture.data.text.sources import expand, texts

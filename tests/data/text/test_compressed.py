@@ -24,7 +24,7 @@ from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError, FileChanged
 from contexture.data.plain_files import check_content, inner_suffix, open_stream
 from contexture.data.pretraining.tokenize_corpus import prepare
-from contexture.data.tasks.read_examples import check_sources, examples
+from contexture.data.tasks.read.read_examples import check_sources, examples
 from contexture.data.text.lines import lines
 from contexture.data.text.sources import expand, texts, whole_texts
 from contexture.data.tokenizers.wordpiece import learn_wordpiece

@@ -11,11 +11,11 @@ import pytest
 
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
-from contexture.data.tasks.read_examples import check_examples, examples
+from contexture.data.tasks.read.read_examples import check_examples, examples
 from contexture.data.text import hub as files_of_hub
 from contexture.data.text.sources import expand, texts
-from contexture.train.config import Run
-from contexture.train.run_file import RunRecord, read, with_absolute_paths, with_pinned_addresses, write
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import RunRecord, read, with_absolute_paths, with_pinned_addresses, write
 from tests.helpers.commands import done, run_command
 from tests.interchange.hub_server import Hub, use_hub
 from tests.train.run.test_formats import GOLDEN
@@ -83,7 +83,7 @@ def test_a_run_keeps_the_commit_and_finds_the_same_data_again(films: Hub, tmp_pa
 
 
 def test_a_data_set_that_is_another_one_is_noticed_as_a_changed_file(films: Hub, tmp_path: Path):
-    from contexture.data.tasks.encode_examples import encode
+    from contexture.data.tasks.encode.encode_examples import encode
     from contexture.data.tokenizers.registry import load_tokenizer
 
     address = f"{SET}@{'1' * 40}/data/test.csv"
@@ -151,8 +151,8 @@ def test_a_file_of_a_data_set_is_predicted(films: Hub):
 
 
 def test_what_names_no_file_of_the_hub_imports_nothing_of_it():
-    code = "import sys, contexture.train.run_file, contexture.data.tasks.read_examples as r; r.open_source('a.tsv'); "
-    code += "assert 'huggingface_hub' not in sys.modules"
+    code = "import sys, contexture.train.settings.run_file, contexture.data.tasks.read.read_examples as r; "
+    code += "r.open_source('a.tsv'); assert 'huggingface_hub' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

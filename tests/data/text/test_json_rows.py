@@ -12,8 +12,8 @@ from contexture.analysis.probing.span_objects import read_objects
 from contexture.analysis.zeroshot.conversations import read_questions
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
-from contexture.data.tasks.examples import Text
-from contexture.data.tasks.read_examples import examples
+from contexture.data.tasks.read.examples import Text
+from contexture.data.tasks.read.read_examples import examples
 from contexture.data.text import json_rows
 from contexture.data.text.json_rows import json_objects, json_records
 from contexture.data.text.sources import TextFile, expand

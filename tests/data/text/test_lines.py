@@ -22,11 +22,11 @@ from contexture.cli.lines import documents_of, lines_of
 from contexture.data import plain_files
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
-from contexture.data.tasks import conll, odd_rows, tables
-from contexture.data.tasks import examples as task_examples
-from contexture.data.tasks.examples import ChoiceExample, Pair, QuestionExample, Tagged, Text, example_chunks
-from contexture.data.tasks.read_examples import examples
-from contexture.data.tasks.spans.squad_file import questions_of_json
+from contexture.data.tasks.read import conll, odd_rows, tables
+from contexture.data.tasks.read import examples as task_examples
+from contexture.data.tasks.read.examples import ChoiceExample, Pair, QuestionExample, Tagged, Text, example_chunks
+from contexture.data.tasks.read.read_examples import examples
+from contexture.data.tasks.read.squad_file import questions_of_json
 from contexture.data.text import columnar, lines
 from contexture.data.text.columnar import Columnar
 from contexture.data.text.sources import TextFile, expand

@@ -13,8 +13,8 @@ from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
-from contexture.data.tasks.examples import Pair, Tagged, Text
-from contexture.data.tasks.read_examples import check_sources, examples, source_of
+from contexture.data.tasks.read.examples import Pair, Tagged, Text
+from contexture.data.tasks.read.read_examples import check_sources, examples, source_of
 from contexture.data.text.sources import expand, texts
 from contexture.data.text.tfds import open_split
 from contexture.data.tokenizers.wordpiece import WordPiece

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
-from contexture.data.tasks.examples import Answer, ChoiceExample, QuestionExample, Tagged
-from contexture.data.tasks.read_examples import examples
+from contexture.data.tasks.read.examples import Answer, ChoiceExample, QuestionExample, Tagged
+from contexture.data.tasks.read.read_examples import examples
 from contexture.data.text.written_lists import written_list
 
 TAG = TaskConfig(kind="tag")

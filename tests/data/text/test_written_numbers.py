@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contexture.data.tasks.labels import Labels
+from contexture.data.tasks.read.labels import Labels
 from contexture.data.text.written_numbers import whole_number, written_number
 
 NO_NUMBERS = ["1_0", "2019_04", "\u0661\u0662", "\uff11", "0x10", "1 2", "1,5", "", "-", ".", "e3", "1e", "1.5.2",

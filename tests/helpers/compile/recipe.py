@@ -9,11 +9,11 @@ from typing import Any
 from unittest import mock
 
 from contexture.models.config import ModelConfig
-from contexture.train.config import Run
 from contexture.train.plan import plan as planning
 from contexture.train.plan.costs import COLLECTIVES
 from contexture.train.plan.hlo import Array, Computation, Instruction, Program, parse
 from contexture.train.plan.topology import Topology
+from contexture.train.settings.run import Run
 
 _CALLED = ("body", "calls", "to_apply")
 

@@ -15,7 +15,7 @@ from contexture.models.families import build
 from contexture.models.heads.crf import LinearChainCRF
 from contexture.models.heads.layer_mix import MixedFeatures, MixPooledHead, ScalarMix, learned_mixes
 from contexture.models.shapes import by_path, dims_of
-from contexture.train.config import Run
+from contexture.train.settings.run import Run
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close
 

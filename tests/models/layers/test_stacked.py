@@ -15,7 +15,7 @@ from contexture.models.config import BertConfig, ElmoConfig, GptConfig
 from contexture.models.families import build
 from contexture.models.layers.stacked import stack_layers, unstack_layers
 from contexture.train import mesh as meshes
-from contexture.train.options import MeshConfig
+from contexture.train.settings.sections import MeshConfig
 from tests.helpers.long import long
 
 GOLDEN = Path(__file__).parents[2] / "golden"

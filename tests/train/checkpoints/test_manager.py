@@ -22,8 +22,8 @@ from contexture.train.checkpoints.meta import best_step, rank_of, read_meta
 from contexture.train.checkpoints.orbax_logging import orbax_silenced
 from contexture.train.checkpoints.read_back import _groups, read_back
 from contexture.train.errors import CheckpointError, ConfigError, Diverged
-from contexture.train.options import MeshConfig, SaveConfig
 from contexture.train.run.folder import steps
+from contexture.train.settings.sections import MeshConfig, SaveConfig
 from contexture.train.step import State
 from tests.helpers.logs import logged
 from tests.helpers.parity_rule import close

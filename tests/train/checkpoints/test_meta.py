@@ -4,11 +4,11 @@ import pytest
 
 from contexture.requests.arguments import checkpoint_of
 from contexture.train.checkpoints.meta import find_steps
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.grid.train_grid import _checked_start
-from contexture.train.options import EvaluateConfig, InitConfig
-from contexture.train.run_file import RunRecord, write
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import RunRecord, write
+from contexture.train.settings.sections import EvaluateConfig, InitConfig
 from tests.train.checkpoints.json_checkpoints import write_meta
 
 

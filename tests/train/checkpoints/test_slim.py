@@ -88,7 +88,7 @@ def test_a_slimmed_run_is_not_resumed(run: Path):
         file: file.read_bytes() for file in run.rglob("*") if file.is_file() and file.name not in ("lock", "log.txt")
     }
     with pytest.raises(ConfigError, match="was slimmed and has no optimizer state: begin from it, --init.run"):
-        contexture.pretrain(contexture.train.run_file.read(run).run, {"dir": str(run)})  # pyright: ignore[reportAttributeAccessIssue]
+        contexture.pretrain(contexture.train.settings.run_file.read(run).run, {"dir": str(run)})  # pyright: ignore[reportAttributeAccessIssue]
     assert before == {file: file.read_bytes() for file in before}
 
 
@@ -201,4 +201,4 @@ def test_a_mistake_is_one_line_and_nothing_changes(run: Path, monkeypatch, capsy
         assert cli.main(["slim", *words]) == 2
     error = capsys.readouterr().err
     assert line in error and len(error.splitlines()) == 1
-    assert not contexture.train.run_file.read(run).slimmed  # pyright: ignore[reportAttributeAccessIssue]
+    assert not contexture.train.settings.run_file.read(run).slimmed  # pyright: ignore[reportAttributeAccessIssue]

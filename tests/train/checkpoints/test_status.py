@@ -11,11 +11,11 @@ from contexture.cli import evaluation_commands
 from contexture.cli import main as cli
 from contexture.train.checkpoints import status as module
 from contexture.train.checkpoints.status import describe_status, status
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
-from contexture.train.options import EvaluateConfig
 from contexture.train.run.folder import holder_of, lock_run_dir
-from contexture.train.run_file import RunRecord, write
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import RunRecord, write
+from contexture.train.settings.sections import EvaluateConfig
 from tests.train.checkpoints.json_checkpoints import write_meta
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from contexture.models.shapes import by_path
 from contexture.train import mesh as meshes
-from contexture.train import run_file
 from contexture.train.checkpoints.manager import restore
 from contexture.train.checkpoints.transfer import account, begin_from, model_of, redraw_layers
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
-from contexture.train.options import InitConfig, MeshConfig
+from contexture.train.settings import run_file
+from contexture.train.settings.run import Run
+from contexture.train.settings.sections import InitConfig, MeshConfig
 from contexture.train.step import create
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_differs

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from contexture.train.config import Run
 from contexture.train.distributed import processes
 from contexture.train.errors import CheckpointError, ConfigError
-from contexture.train.options import MeshConfig
 from contexture.train.run.folder import write_run_json
-from contexture.train.run_file import RunRecord
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import RunRecord
+from contexture.train.settings.sections import MeshConfig
 
 
 @pytest.mark.parametrize("other", [{"seed": 2, "text": "a"}, {"seed": 1}, {"seed": 1, "text": "a", "more": 3}], ids=str)

@@ -14,7 +14,7 @@ import pytest
 from contexture.data.errors import DataError
 from contexture.train.distributed import native_aborts, processes
 from contexture.train.errors import ConfigError, ProcessLost
-from contexture.train.options import MeshConfig
+from contexture.train.settings.sections import MeshConfig
 from tests.conftest import ROOT
 
 INTERVAL = 0.1

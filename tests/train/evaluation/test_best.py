@@ -13,9 +13,8 @@ from contexture import configs
 from contexture.data.config import TaskConfig
 from contexture.models.config import ElmoConfig, HeadConfig
 from contexture.models.families import example
-from contexture.train import metrics
+from contexture.train import metric_directions as metrics
 from contexture.train.checkpoints.transfer import model_of
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation import task_metrics
 from contexture.train.evaluation.best import Best, note_better, unigram_baseline, value_to_minimise
@@ -25,6 +24,7 @@ from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes, o
 from contexture.train.plan.chips import CHIPS
 from contexture.train.run import throughput
 from contexture.train.run.throughput import PEAK_FLOPS, ThroughputMeter, peak_flops, unknown_peak
+from contexture.train.settings.run import Run
 from tests.helpers.long import long
 
 SMALL = {"layers": 2, "hidden": 8, "heads": 2, "ffn": 8, "vocab": 20, "length": 16}

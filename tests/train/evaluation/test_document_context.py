@@ -10,11 +10,11 @@ import pytest
 import contexture
 from contexture.cli import main as cli
 from contexture.data.cancel import NEVER
-from contexture.data.tasks.example_store import ExampleStore
+from contexture.data.tasks.store.example_store import ExampleStore
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation import predict
 from contexture.train.run.data import open_data
-from contexture.train.run_file import fingerprint, read
+from contexture.train.settings.run_file import fingerprint, read
 from tests.helpers.commands import done
 from tests.helpers.long import long
 from tests.helpers.random_runs import random_training

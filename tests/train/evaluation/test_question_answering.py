@@ -11,11 +11,11 @@ import contexture
 from contexture.cli import main as cli
 from contexture.data.config import TaskConfig
 from contexture.models.config import BertConfig
-from contexture.train.config import Run
 from contexture.train.evaluation.evaluate import _Evaluation
 from contexture.train.evaluation.request import EvaluationRequest
 from contexture.train.evaluation.squad_metrics import normalised
 from contexture.train.run.report import read_metrics
+from contexture.train.settings.run import Run
 from tests.helpers.commands import devices, done
 from tests.helpers.jobs import evaluate_in_two_processes
 from tests.helpers.long import long

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.data.config import DataConfig, Family, TaskConfig
-from contexture.data.tasks.batches import HeldOutTask, sequence_length
-from contexture.data.tasks.example_tokens import encode_chunk, in_memory
-from contexture.data.tasks.examples import Answer, QuestionExample
-from contexture.data.tasks.labels import Labels
-from contexture.data.tasks.read_examples import examples
-from contexture.data.tasks.spans.answer_rules import AnswerRules, answer_rules
-from contexture.data.tasks.spans.token_places import encode_with_places
-from contexture.data.tasks.spans.windows import SpanLayout
+from contexture.data.tasks.batch.answer_rules import AnswerRules, answer_rules
+from contexture.data.tasks.batch.batches import HeldOutTask, sequence_length
+from contexture.data.tasks.encode.example_tokens import encode_chunk, in_memory
+from contexture.data.tasks.encode.token_places import encode_with_places
+from contexture.data.tasks.encode.windows import SpanLayout
+from contexture.data.tasks.read.examples import Answer, QuestionExample
+from contexture.data.tasks.read.labels import Labels
+from contexture.data.tasks.read.read_examples import examples
 from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.byte_pair import ByteBPE
 from contexture.data.tokenizers.char_level import Characters

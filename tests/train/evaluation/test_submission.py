@@ -11,8 +11,8 @@ import pytest
 
 import contexture
 from contexture.data.config import TaskConfig
-from contexture.train import run_file
 from contexture.train.evaluation import predict, submission
+from contexture.train.settings import run_file
 from tests.helpers.commands import done, json_of, run_command
 from tests.helpers.long import long
 from tests.helpers.random_runs import random_training

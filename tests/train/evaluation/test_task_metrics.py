@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.data.tasks.tagging.entity_schemes import entity_tags, why_no_entities
+from contexture.data.tasks.read.entity_schemes import entity_tags, why_no_entities
 from contexture.train.evaluation.predictions import majority_baseline
 from contexture.train.evaluation.task_metrics import (
     class_table,

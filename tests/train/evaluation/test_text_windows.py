@@ -14,7 +14,7 @@ import contexture
 from contexture.cli import main as cli
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
-from contexture.data.tasks.encode_examples import encode
+from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.train.evaluation.predict import Predictor
 from contexture.train.evaluation.predictions import joined_windows
@@ -65,8 +65,8 @@ def _scores(answer: Any) -> list[float]:
 
 
 def test_evaluation_counts_texts_and_not_windows(run: Path, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("contexture.data.tasks.batches.WINDOW", 2)  # texts that lie in two windows of batches
-    labels = contexture.train.run_file.read(run).labels  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.setattr("contexture.data.tasks.batch.batches.WINDOW", 2)  # texts that lie in two windows of batches
+    labels = contexture.train.settings.run_file.read(run).labels  # pyright: ignore[reportAttributeAccessIssue]
     rows = [(" ".join(words(count, count)), labels[count % len(labels)]) for count in (70, 3, 23, 50, 90, 1, 22, 45)]
     file = tmp_path / "dev.tsv"
     file.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))

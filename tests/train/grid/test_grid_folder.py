@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from contexture.configs.finetuning import finetune_run
-from contexture.grid import make_grid
-from contexture.options import with_options
-from contexture.train.config import Run
+from contexture.grid_search import make_grid
+from contexture.overrides import with_options
 from contexture.train.errors import ConfigError
 from contexture.train.grid.folder import diverged_runs, write
 from contexture.train.grid.settings import Grid, as_options
 from contexture.train.grid.train_grid import check_grid
-from contexture.train.run_file import read
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import read
 from tests.train.run.test_formats import GOLDEN
 
 BASE = with_options(

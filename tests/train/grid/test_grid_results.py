@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contexture.grid import make_grid
-from contexture.options import with_options
+from contexture.grid_search import make_grid
+from contexture.overrides import with_options
 from contexture.train.evaluation.best import Best, value_to_minimise
 from contexture.train.grid.results import deciding_record, deciding_step, results, spreads
-from contexture.train.run_file import RunRecord, write
+from contexture.train.settings.run_file import RunRecord, write
 from tests.train.checkpoints.json_checkpoints import write_meta
 from tests.train.grid.test_grid_folder import BASE
 

@@ -15,9 +15,9 @@ from tests.train.loggers.test_trackers import QUIET
 BEGIN = """
 import dataclasses, json, sys
 from pathlib import Path
-from contexture.train.config import Run
+from contexture.train.settings.run import Run
 from contexture.train.loggers.trackers import Trackers
-from contexture.train.options import LogConfig
+from contexture.train.settings.sections import LogConfig
 from tests.train.loggers.test_trackers import records
 
 def train(folder, tracker, first, last):

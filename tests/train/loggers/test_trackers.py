@@ -16,13 +16,13 @@ from typing import Any
 import psutil
 import pytest
 
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError, install_hint
 from contexture.train.loggers import trackers as module
 from contexture.train.loggers.trackers import Place, Trackers, check_trackers, figures_of
 from contexture.train.loggers.wandb_tracker import WandbTracker, history
-from contexture.train.options import LogConfig
 from contexture.train.run.report import Report
+from contexture.train.settings.run import Run
+from contexture.train.settings.sections import LogConfig
 from tests.helpers.logs import logged
 
 QUIET = {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}

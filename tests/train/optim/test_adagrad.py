@@ -12,11 +12,11 @@ from contexture.models.config import BertConfig
 from contexture.models.families import build, example
 from contexture.models.shapes import by_path
 from contexture.train import mesh as meshes
-from contexture.train.config import Run
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
 from contexture.train.optim.optimizers import optimizer
-from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.programs import step_settings
+from contexture.train.settings.run import Run
+from contexture.train.settings.sections import MeshConfig, OptimConfig
 from contexture.train.step import create, train_step
 from tests.helpers.parity_rule import close
 

@@ -12,12 +12,12 @@ from contexture.models.config import BertConfig
 from contexture.models.families import build, example
 from contexture.models.shapes import by_path
 from contexture.train import mesh as meshes
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_fields, batch_sizes, objective_of
 from contexture.train.optim.optimizers import lr_multipliers
-from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.programs import step_settings
+from contexture.train.settings.run import Run
+from contexture.train.settings.sections import MeshConfig, OptimConfig
 from contexture.train.setup import check_frozen
 from contexture.train.step import create, train_step
 from tests.helpers.long import long

@@ -18,11 +18,11 @@ from contexture.models.families import build, example
 from contexture.models.shapes import PARAMETER_DIMS, by_path, dims_of
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.transfer import model_of
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_sizes, loss, objective_of
 from contexture.train.optim.lora import add_adapters, merged, split
-from contexture.train.options import MeshConfig, OptimConfig
+from contexture.train.settings.run import Run
+from contexture.train.settings.sections import MeshConfig, OptimConfig
 from contexture.train.step import State, create
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs

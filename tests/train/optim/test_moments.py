@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from contexture.train.optim.moments import _stochastic, in_bfloat16
 from contexture.train.optim.optimizers import optimizer
-from contexture.train.options import OptimConfig
+from contexture.train.settings.sections import OptimConfig
 
 PARAMS = {"kernel": jnp.linspace(-1, 1, 60).reshape(3, 20), "bias": jnp.ones(7)}
 NAMES = ("bert", "adamw", "gpt1")

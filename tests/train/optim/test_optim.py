@@ -17,7 +17,7 @@ from contexture.models.heads.layer_mix import ScalarMix
 from contexture.models.shapes import path_of
 from contexture.train.errors import ConfigError
 from contexture.train.optim.optimizers import decayed, learning_rate, lr_multipliers, optimizer
-from contexture.train.options import OptimConfig
+from contexture.train.settings.sections import OptimConfig
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close
 

@@ -20,13 +20,13 @@ from contexture.models.shapes import by_path
 from contexture.train import mesh as meshes
 from contexture.train import programs
 from contexture.train import step as steps
-from contexture.train.config import Run
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
 from contexture.train.optim.row_updates import _shard_rows, select_rows
-from contexture.train.options import MeshConfig, OptimConfig
 from contexture.train.plan.plan import CompiledPlan, plan
 from contexture.train.plan.topology import topology
 from contexture.train.programs import step_settings
+from contexture.train.settings.run import Run
+from contexture.train.settings.sections import MeshConfig, OptimConfig
 from tests.helpers.long import long
 from tests.helpers.parity_rule import close
 from tests.helpers.random_runs import drawn

@@ -16,17 +16,17 @@ from contexture.models.config import BertConfig
 from contexture.models.layers.remat import KEPT
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.transfer import model_of
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_sizes
-from contexture.train.options import MeshConfig
 from contexture.train.plan import topology as topologies
 from contexture.train.plan.chips import CHIPS
 from contexture.train.plan.describe import describe_all, options_of
 from contexture.train.plan.plan import Plan, abstract_step
 from contexture.train.plan.suggest import MAX_PROGRAMS, _activations, _seconds, candidates, nearest, suggest
 from contexture.train.plan.topology import Topology, topology
-from contexture.train.run_file import RunRecord, write
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import RunRecord, write
+from contexture.train.settings.sections import MeshConfig
 from contexture.train.step import create
 from tests.train.plan.test_plan import TINY, eight_devices, tiny
 

@@ -16,7 +16,6 @@ from jax.core import Tracer
 from contexture import configs
 from contexture.cli import main as cli
 from contexture.train import mesh as meshes
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError, install_hint
 from contexture.train.plan import topology as topologies
 from contexture.train.plan.chips import CHIPS, grown, named_devices
@@ -25,6 +24,7 @@ from contexture.train.plan.plan import TimedPlan, abstract_step, plan
 from contexture.train.plan.suggest import _activations, suggest
 from contexture.train.plan.topology import topology
 from contexture.train.programs import step_settings
+from contexture.train.settings.run import Run
 from tests.conftest import ROOT
 from tests.helpers.commands import run_command
 from tests.helpers.long import long

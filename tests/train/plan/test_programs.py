@@ -16,10 +16,10 @@ from jax.sharding import PartitionSpec
 from contexture import configs
 from contexture.models.heads import chunked_softmax
 from contexture.train import mesh as meshes
-from contexture.train.options import MeshConfig
 from contexture.train.plan.chips import CHIPS
 from contexture.train.plan.hlo import Program, parse
 from contexture.train.plan.topology import topology
+from contexture.train.settings.sections import MeshConfig
 from tests.conftest import ROOT
 from tests.helpers.compile.recipe import findings, squares, tables_in_loops
 from tests.models.layers.test_attention_compiled import COMPILERS, installed

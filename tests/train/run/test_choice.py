@@ -11,19 +11,19 @@ import pytest
 
 import contexture
 from contexture.data.config import DataConfig
-from contexture.data.tasks.batches import HeldOutTask
-from contexture.data.tasks.example_store import ExampleSplit
-from contexture.data.tasks.examples import ChoiceExample, Example
+from contexture.data.tasks.batch.batches import HeldOutTask
+from contexture.data.tasks.read.examples import ChoiceExample, Example
+from contexture.data.tasks.store.example_store import ExampleSplit
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
 from contexture.models.families import build
 from contexture.models.model import Outputs
 from contexture.train import mesh as meshes
 from contexture.train.evaluation.evaluate import evaluate
 from contexture.train.objectives import OBJECTIVES, WithLmLoss, WithMixPenalty, loss
-from contexture.train.options import MeshConfig
+from contexture.train.settings.sections import MeshConfig
 from contexture.train.step import evaluation_step
-from tests.data.tasks.test_gpt_layout import LETTERS, WORDS, split_of
-from tests.data.tasks.test_varying_alternatives import OPEN, words_of
+from tests.data.tasks.batch.test_gpt_layout import LETTERS, WORDS, split_of
+from tests.data.tasks.batch.test_varying_alternatives import OPEN, words_of
 from tests.helpers.commands import devices, done, json_of, run_command
 from tests.helpers.jobs import evaluate_in_two_processes
 from tests.helpers.long import long

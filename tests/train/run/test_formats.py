@@ -10,10 +10,10 @@ import pytest
 
 import contexture
 from contexture.models.heads.layer_mix import learned_mixes
-from contexture.train import run_file
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.predict import Predictor
-from contexture.train.options import MeshConfig, SaveConfig
+from contexture.train.settings import run_file
+from contexture.train.settings.sections import MeshConfig, SaveConfig
 from tests.helpers.commands import json_of
 from tests.helpers.parity_rule import assert_close
 

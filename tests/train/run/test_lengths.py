@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import contexture
-from contexture.data.tasks import lengths
-from contexture.data.tasks.batches import HeldOutTask
+from contexture.data.tasks.batch import lengths
+from contexture.data.tasks.batch.batches import HeldOutTask
 from contexture.train import loop
 from contexture.train.evaluation import predict
 from contexture.train.run.report import read_metrics

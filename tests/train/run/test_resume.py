@@ -18,15 +18,15 @@ import contexture
 from contexture.cli import main as cli
 from contexture.models.families import build
 from contexture.train import mesh as meshes
-from contexture.train import run_file
 from contexture.train.checkpoints.manager import Checkpoints, restore
 from contexture.train.checkpoints.meta import read_meta
 from contexture.train.checkpoints.transfer import model_of
 from contexture.train.errors import CheckpointError
 from contexture.train.objectives import OBJECTIVES
-from contexture.train.options import MeshConfig, SaveConfig
 from contexture.train.run.data import open_shards
 from contexture.train.run.report import read_metrics
+from contexture.train.settings import run_file
+from contexture.train.settings.sections import MeshConfig, SaveConfig
 from contexture.train.step import State, create
 from tests.helpers.commands import run_command
 from tests.helpers.logs import logged

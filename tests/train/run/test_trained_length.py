@@ -7,11 +7,11 @@ import pytest
 
 from contexture.configs import recipe
 from contexture.models.config import MAX_SIZE
-from contexture.train.config import Run
 from contexture.train.errors import ConfigError
 from contexture.train.run import trained_length as module
 from contexture.train.run.trained_length import LengthWatch, trained_length
-from contexture.train.run_file import Imported, RunRecord
+from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import Imported, RunRecord
 from tests.helpers.logs import logged
 
 BERT = recipe("bert.tiny")

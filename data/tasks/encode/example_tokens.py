@@ -1,0 +1,276 @@
+"""Examples → pieces by a tokenizer or an open vocabulary, and their answers as numbers: a chunk at a time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contexture.data.binary_files import I64, Column, Memory
+from contexture.data.config import Context, TaskConfig
+from contexture.data.errors import DataError
+from contexture.data.tasks.encode.windows import SpanChunk, SpanLayout, span_windows
+from contexture.data.tasks.encode.word_alignment import cut_words
+from contexture.data.tasks.read.examples import ChoiceExample, Example, Pair, QuestionExample, Tagged, Text
+from contexture.data.tasks.read.file_report import FileReport
+from contexture.data.tasks.read.labels import Labels, alternatives, answer
+from contexture.data.tasks.store.document_offsets import offsets_in_memory
+from contexture.data.tasks.store.example_store import ROW, ExampleSplit, Rows, is_absent, pair_layout, tokens_of
+from contexture.data.tasks.store.span_store import spans_in_memory
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.checked_text import encode_checked, unknown_ids
+from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
+from contexture.data.tokenizers.word_level import Words
+
+
+def tagged_tokens(
+    chunk: Sequence[Tagged],
+    tokenizer: Tokenizer | OpenVocabulary,
+    labels: Labels,
+    report: FileReport,
+    context: Context = "sentence",
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Returns the pieces of each example, and beside each piece its word's tag, or -1 where another piece stands for
+    the word. Where tags are not known, 0 marks the pieces that stand for words."""
+    pieces, places = cut_words(chunk, tokenizer, report, context)
+    tags = [[-1] * len(ids) for ids in pieces]
+    for example, example_tags, example_places in zip(chunk, tags, places, strict=True):
+        known = example.tags or ("",) * len(example_places)
+        for place, tag in zip(example_places, known, strict=True):
+            example_tags[place] = labels.number(tag, example.origin) if example.tags is not None else 0
+    return pieces, tags
+
+
+def text_tokens(
+    chunk: Sequence[Text | Pair | ChoiceExample],
+    tokenizer: Tokenizer | OpenVocabulary,
+    report: FileReport,
+    choices: int = 1,
+) -> list[tuple[list[int], list[int] | None]]:
+    """Returns the pieces of each row's first text and of its second, where it has one; a choice has a row for each
+    alternative, and empty ones up to `choices` rows."""
+    texts = [_texts(example) for example in chunk]
+    # The tokenizer gets all texts at once (it runs on all cores), and they are dealt out to the rows afterwards.
+    origins = [example.origin for example, parts in zip(chunk, texts, strict=True) for _ in parts]
+    flat = list(chain.from_iterable(texts))
+    encoded = encode_checked(flat, origins, tokenizer)
+    unknown = unknown_ids(tokenizer)
+    for place, (text, ids) in enumerate(zip(flat, encoded, strict=True)):
+        if not ids:
+            encoded[place] = unknown
+            if text:  # an empty one is counted by its reader
+                report.read_unspelled(f"the text {text[:40]!r}", origins[place])
+    report.count_tokens(flat, encoded)
+    pieces = iter(encoded)
+    rows: list[tuple[list[int], list[int] | None]] = []
+    for parts in texts:
+        first, *others = [next(pieces) for _ in parts]
+        rows += [(first, other) for other in others or [None]]
+        rows += [([], None)] * (choices - max(len(others), 1))
+    return rows
+
+
+def _texts(example: Text | Pair | ChoiceExample) -> tuple[str, ...]:
+    if isinstance(example, Pair):
+        return example.first, example.second
+    return (example.text, *example.choices) if isinstance(example, ChoiceExample) else (example.text,)
+
+
+@dataclass(frozen=True)
+class EncodedChunk:
+    """A chunk of examples, encoded: rows [n · choices], whose places are counted from the chunk's first token; tokens;
+    tags. A question with fewer alternatives than others has rows without tokens behind its own (`is_absent`). A
+    question about a context has a row for each of its windows, whose `answer` is the question's number in the chunk.
+    documents [n]: with their context, the number of each sentence's document, below 0 where it stands for itself.
+    owners [rows]: of texts in windows, the number of each row's text in the chunk."""
+
+    rows: Rows
+    tokens: NDArray[np.uint32]
+    tags: NDArray[np.int32] | None
+    choices: int = 1
+    spans: SpanChunk | None = None
+    documents: I64 | None = None
+    owners: I64 | None = None
+
+    def rows_of(self, chosen: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Returns the rows of examples, by their numbers in the chunk."""
+        if self.spans is not None:
+            return np.flatnonzero(np.isin(self.rows["answer"], chosen))
+        if self.owners is not None:
+            return np.flatnonzero(np.isin(self.owners, chosen))
+        return (chosen[:, None] * self.choices + np.arange(self.choices)).ravel()
+
+
+def reader(tokenizer: Tokenizer) -> Tokenizer | OpenVocabulary:
+    """Returns the encoder of a task's examples: the tokenizer itself; for an ELMo's words, an open vocabulary that
+    numbers any word."""
+    return OpenVocabulary(tokenizer) if isinstance(tokenizer, Words) else tokenizer
+
+
+def encode_chunk(
+    chunk: Sequence[Example],
+    kind: str,
+    tokenizer: Tokenizer | OpenVocabulary,
+    labels: Labels,
+    report: FileReport | None = None,
+    layout: SpanLayout | None = None,
+    context: Context = "sentence",
+    window: int = 0,
+) -> EncodedChunk:
+    """Tokenises examples and numbers their answers. A text or a word without a piece is read as the unknown token,
+    which `report` counts. The file's number stays 0, for the caller to set.
+
+    layout   of questions, the sequences that they are laid out in
+    context  data.context
+    window   the most tokens of a row, where texts are read in windows (`window_of`)
+
+    Raises: DataError with file:line for an unknown label, a number that is none, too few or too many alternatives.
+    """
+    report = report or FileReport("examples", tokenizer)
+    choices = int(alternatives(chunk, labels).max()) if kind == "choice" else 1
+    lines = np.array([int(example.origin.rpartition(":")[2]) for example in chunk])
+    if layout is not None:
+        return _encode_questions([x for x in chunk if isinstance(x, QuestionExample)], tokenizer, lines, report, layout)
+    rows = np.full(len(chunk) * choices, -1, ROW)
+    rows["file"], rows["line"] = 0, np.repeat(lines, choices)
+
+    tags: list[list[int]] | None = None
+    documents: I64 | None = None
+    if kind == "tag":
+        # Words, and a tag for each: the answer stands beside the tokens, and the row has none.
+        sentences = [x for x in chunk if isinstance(x, Tagged)]
+        pieces, tags = tagged_tokens(sentences, tokenizer, labels, report, context)
+        if context == "document":
+            documents = np.array([~n if x.document is None else x.document for n, x in enumerate(sentences)])
+    else:
+        # One text or two. The second lies behind the first; its place is known once all ends are.
+        plain = [x for x in chunk if not isinstance(x, Tagged | QuestionExample)]
+        texts = text_tokens(plain, tokenizer, report, choices)
+        pieces = [first + (second or []) for first, second in texts]
+        rows["b"] = [-1 if second is None else len(first) for first, second in texts]
+        rows["answer"] = np.repeat([answer(example, kind, labels) for example in plain], choices)
+
+    tokens = _laid_out(rows, pieces)
+    flat_tags = None if tags is None else np.fromiter(chain.from_iterable(tags), np.int32, len(tokens))
+    encoded = EncodedChunk(rows, tokens, flat_tags, choices, documents=documents)
+    return _in_windows(encoded, window) if window else encoded
+
+
+def window_of(task: TaskConfig, length: int) -> int:
+    """Returns the tokens of a text that a window holds; 0 where texts are not read in windows."""
+    # - 2: the special tokens at the two ends of a sequence, which an ELMo counts too.
+    return length - 2 if task.windows != "off" else 0
+
+
+def _in_windows(encoded: EncodedChunk, tokens: int) -> EncodedChunk:
+    """Returns a chunk of single texts with a row for each window of at most `tokens` tokens, one behind the other.
+
+    Raises: DataError for pairs, of which a window would have to hold parts of both.
+    """
+    rows = encoded.rows
+    if (rows["b"] >= 0).any():
+        raise DataError("task.windows reads single texts, and these examples are pairs; leave it out")
+    counts = np.maximum(-(-(rows["end"] - rows["a"]) // tokens), 1)
+    owners = np.repeat(np.arange(len(rows)), counts)
+    windows = rows[owners].copy()
+    windows["a"] += tokens * (np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts))
+    windows["end"] = np.minimum(windows["a"] + tokens, windows["end"])
+    return replace(encoded, rows=windows, owners=owners)
+
+
+def _laid_out(rows: Rows, pieces: Sequence[Sequence[int]]) -> NDArray[np.uint32]:
+    """Returns the tokens of all rows behind each other, and enters their places; `b` is counted from its row's first
+    token before."""
+    lengths = np.array([len(ids) for ids in pieces], np.int64)
+    rows["end"] = np.cumsum(lengths)
+    rows["a"] = rows["end"] - lengths
+    rows["b"] += np.where(rows["b"] >= 0, rows["a"], 0)
+    return np.fromiter(chain.from_iterable(pieces), np.uint32, int(lengths.sum()))
+
+
+def _encode_questions(
+    chunk: Sequence[QuestionExample],
+    tokenizer: Tokenizer | OpenVocabulary,
+    lines: I64,
+    report: FileReport,
+    layout: SpanLayout,
+) -> EncodedChunk:
+    windows = span_windows(chunk, tokenizer, layout, report)
+    rows = np.full(len(windows.tokens), -1, ROW)
+    rows["file"], rows["line"] = 0, lines[windows.owners]
+    rows["b"], rows["answer"] = windows.seconds, windows.owners
+    return EncodedChunk(rows, _laid_out(rows, windows.tokens), None, 1, windows.chunk)
+
+
+def same_shape(encoded: EncodedChunk, pair: bool | None, origin: str) -> bool:
+    """Returns whether the examples are pairs; origin: that of one of them. Raises: DataError where one differs from the
+    others, or from `pair`."""
+    is_pair = encoded.rows["b"] >= 0
+    pair = bool(is_pair[0]) if pair is None else pair
+    if len(others := np.flatnonzero((is_pair != pair) & ~is_absent(encoded.rows))):
+        at = f"{origin.rpartition(':')[0]}:{encoded.rows['line'][others[0]]}"
+        kinds = ("a single text", "a pair of texts")
+        raise DataError(
+            f"{at}: {kinds[not pair]}, and {kinds[pair]} is what was learned from; name the columns: --task.text "
+            "(and --task.second), or in predict --text (and --second)"
+        )
+    return pair
+
+
+def with_context(before: EncodedChunk | None, encoded: EncodedChunk, after: EncodedChunk | None) -> EncodedChunk:
+    """Returns a chunk whose sentences may be read with the sentences before and after the chunk: the tokens and tags of
+    all are joined, and the rows remain those of the chunk."""
+    parts = [part for part in (before, encoded, after) if part is not None]
+    rows, shift = encoded.rows.copy(), 0 if before is None else len(before.tokens)
+    rows["a"] += shift
+    rows["end"] += shift
+    tags = np.concatenate([part.tags for part in parts if part.tags is not None])
+    return replace(encoded, rows=rows, tokens=np.concatenate([part.tokens for part in parts]), tags=tags)
+
+
+def in_memory(
+    encoded: EncodedChunk,
+    kind: str,
+    labels: tuple[str, ...],
+    source: str,
+    symmetric: bool = False,
+    char_ids: NDArray[np.uint16] | None = None,
+    by_words: bool = False,
+    windows: str = "off",
+) -> ExampleSplit:
+    """Returns a chunk as a split of its own. The last three are those of an ExampleSplit; words that are read by their
+    characters are words."""
+    by_words = by_words or char_ids is not None
+    documents = None
+    if encoded.documents is not None:
+        rows = encoded.rows.copy()
+        rows["answer"], documents = offsets_in_memory(encoded.documents, rows["a"], len(encoded.tokens))
+        encoded = replace(encoded, rows=rows)
+    tags = None if encoded.tags is None else Column(Memory(encoded.tags), np.dtype("<i4"))
+    lengths = tokens_of(encoded.rows, pair_layout(kind, by_words))
+    longest = int((lengths if documents is None else documents.lengths(encoded.rows)).max())
+    rows, tokens = Column(Memory(encoded.rows), ROW), Column(Memory(encoded.tokens), np.dtype("<u4"))
+    choices = encoded.choices
+    count = len(encoded.rows) // choices
+    spans = encoded.spans and spans_in_memory(
+        encoded.spans.examples, encoded.spans.windows, encoded.spans.places, encoded.spans.labels
+    )
+    return ExampleSplit(
+        kind,
+        labels,
+        (source,),
+        count,
+        longest,
+        rows,
+        tokens,
+        tags,
+        choices,
+        symmetric,
+        char_ids,
+        spans,
+        documents=documents,
+        by_words=by_words,
+        windows=windows,
+        texts=0 if encoded.owners is None else int(encoded.owners[-1]) + 1,
+    )

@@ -1,0 +1,306 @@
+"""Which column of a table holds the text, the second text, the label or the choices: as named, or by its usual name."""
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from contexture.data.config import TaskConfig
+from contexture.data.errors import DataError, did_you_mean
+from contexture.data.plain_files import inner_suffix
+from contexture.data.tasks.read.odd_rows import Column, Columns
+from contexture.data.tasks.read.tables import Table, listed
+from contexture.data.text import tfds
+
+logger = logging.getLogger(__name__)
+
+# Usual names of columns, in lower case, as the data sets of GLUE, SQuAD, RACE, SWAG, COPA, CoNLL and TFDS have them.
+_PAIRS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("text1", "text2"),
+    ("first", "second"),
+    ("text_a", "text_b"),
+)
+_TEXTS = ("text", "sentence", "review", "content", "question", "utterance", "query")
+_LABELS = ("label", "category", "class", "intent", "target", "sentiment", "score", "gold_label")
+USUAL_NUMBERS = ("score", "label", "target", "similarity")
+_WORDS = ("tokens", "words", "text", "sentence")
+_TAGS = ("tags", "ner_tags", "upos", "pos_tags", "ner", "labels", "label")
+_CONTEXTS = ("text", "context", "ctx", "startphrase", "premise", "question", "goal", "story", "sentence")
+_CHOICES = ("choices", "endings", "options", "alternatives")
+_QUESTIONS, _PASSAGES = ("question", "query"), ("context", "paragraph", "passage", "document", "text")
+_ANSWERS, _STARTS = ("answers", "answer", "answer_text"), ("answer_start", "start")
+_CHOICE = re.compile(r"(choice|ending|option|alternative|solution|sol)_?([0-9]+)")
+
+
+@dataclass(frozen=True)
+class _Role:
+    """What a column is read for: how messages call it, the option that names it, and the usual names of such columns.
+
+    prefer: of several columns with usual names the first in their order is taken; else the user must say which.
+    """
+
+    name: str
+    option: str
+    usual: tuple[str, ...]
+    prefer: bool = False
+
+
+_TEXT, _LABEL = _Role("text", "text", _TEXTS), _Role("label", "label", _LABELS)
+_ROLES = {
+    "classify": (_TEXT, _LABEL),
+    "regress": (_TEXT, _Role("label", "label", USUAL_NUMBERS, prefer=True)),
+    "tag": (_Role("words", "text", _WORDS, prefer=True), _Role("tags", "label", _TAGS, prefer=True)),
+    "choice": (_Role("text", "text", _CONTEXTS), _LABEL),
+    "span": (_Role("question", "text", _QUESTIONS, prefer=True), _Role("answers", "label", _ANSWERS, prefer=True)),
+}
+"""By kind of task: the text and the label. A pair has a second text besides, a choice its alternatives."""
+_CONTEXT = _Role("context", "second", _PASSAGES, prefer=True)
+_FIRST_TEXT = _Role("text", "text", (*_TEXTS, *(first for first, _ in _PAIRS)))
+"""Of a pair whose second text is named."""
+
+
+def find_columns(table: Table, task: TaskConfig, labelled: bool, *, speaks: bool = True) -> Columns:
+    """Returns the columns that are read: those that the task names, or those with usual names, which are logged.
+
+    Raises: DataError where a column is missing, or several have usual names.
+    """
+    tagged = task.kind == "tag"
+    text_role, label_role = _ROLES.get(task.kind, (_TEXT, _LABEL))
+    # Named by the user, or by the format (CoNLL); empty: to be found.
+    text, second, label = task.text or table.usual[0], task.second, task.label or table.usual[1]
+    names = _Names(table, task.kind, labelled)
+    text, second, label = names.real(text), names.real(second), names.real(label)
+    if table.names is None and not (text and (label or not labelled) and (task.choices or task.kind != "choice")):
+        raise DataError(f"{table.where}: a file without a header wants positions; give {names.positions}")
+    if labelled and table.usual[0] and table.width == 1:
+        raise DataError(f"{table.head}: 1 column where a word and its tag are wanted; give every word its tag")
+
+    if task.kind == "span":
+        return _span_columns(names, task, (text, second, label), labelled, speaks)
+
+    # The most telling names first: a column that is found is not looked at for the next role. So `question` is the text
+    # of a choice, whose alternatives are called choice1, …, and a pair's first text beside `sentence`.
+    choices = tuple(map(names.real, task.choices))
+    choices = choices or (names.choices((text, label)) if task.kind == "choice" else ())
+    if text or choices or tagged:
+        text = names.resolve(text_role, text, (*choices, label))
+    elif second:
+        text = names.resolve(_FIRST_TEXT, text, (second, label))
+    else:
+        text, second = names.texts((label,))
+    text_column = names.column(text, "words" if tagged else "first text" if second else "text", "text")
+    second_column = names.column(second, "second text", "second") if second else None
+    if len(choices) == 1:
+        choice_columns = [names.column(choices[0], "alternatives", "choices")]
+    else:
+        choice_columns = [names.column(name, f"alternative {n}", "choices") for n, name in enumerate(choices)]
+    label_column = None
+    if labelled:
+        label = names.resolve(label_role, label, (text, second, *choices))
+        label_column = names.column(label, label_role.name, "label")
+
+    columns = [column for column in (text_column, second_column, *choice_columns, label_column) if column]
+    if choices:
+        names.check_apart(columns)
+    if speaks and (not task.text or (labelled and not task.label) or (choices and not task.choices)):
+        _log(table, columns)
+    return Columns(text_column, second_column, tuple(choice_columns), label_column, tagged)
+
+
+def _span_columns(
+    names: "_Names", task: TaskConfig, given: tuple[str, str, str], labelled: bool, speaks: bool
+) -> Columns:
+    """Returns the columns of questions: the question, the context, the answers and where they begin, an id."""
+    (question_role, answer_role), (question, context, answers) = _ROLES["span"], given
+    question = names.resolve(question_role, question, (context, answers))
+    context = names.resolve(_CONTEXT, context, (question, answers))
+    columns = [names.column(question, "question", "text"), names.column(context, "context", "second")]
+    answer_column = start_column = None
+    if labelled:
+        answers = names.resolve(answer_role, answers, (question, context))
+        answer_column = names.column(answers, "answers", "label")
+        columns.append(answer_column)
+        starts = names.real(task.answer_start) or next(iter(names.usual(_STARTS, (question, context, answers))), "")
+        if starts:
+            start_column = names.column(starts, "place of the answer", "answer-start")
+            columns.append(start_column)
+    ids = names.usual(("id",), (question, context, answers))
+    names.check_apart(columns)
+    if speaks and (not task.text or not task.second or (labelled and not task.label)):
+        _log(names.table, columns)
+    id_column = names.column(ids[0], "id", "id") if ids else None
+    return Columns(columns[0], columns[1], (), answer_column, False, start_column, id_column, spans=True)
+
+
+def _log(table: Table, columns: Sequence[Column]) -> None:
+    name = table.where if table.where.startswith(tfds.PREFIX) else Path(table.where).name
+    logger.info(f"{name}: " + ", ".join(f"{column.role} from {column.called}" for column in columns))
+
+
+def _separator(table: Table) -> str:
+    """Returns a hint where the only column of a table looks like several with another separator between, else ""."""
+    own, name = ("\t", "a tab") if inner_suffix(table.where) == ".tsv" else (",", "a comma")
+    other = next((sign for sign in "\t;|," if sign in table.lone and sign != own), "")
+    shown = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
+    kinds = {"\t": "; name it *.tsv", ",": "; name it *.csv"}
+    return (
+        f"; its columns seem to have {shown[other]} between them: put {name} there{kinds.get(other, '')}"
+        if other
+        else ""
+    )
+
+
+_CONLL = "; if this is CoNLL, a word and its tag in each line, name it *.conll"
+
+
+def _is_conll(table: Table) -> bool:
+    """Returns whether the first line of a table, where names are expected, may be a word and its tag."""
+    return table.headed and table.width > 1 and not any(re.search(r"\s", name) for name in table.names or ())
+
+
+class _Names:
+    """Finds columns of a table by the name that the task gives or by usual names, and words the errors."""
+
+    def __init__(self, table: Table, kind: str, labelled: bool) -> None:
+        self.table, self.names = table, table.names or ()
+        self.columns_are = f"the columns are {listed(self.names)}" if self.names else "there are no columns"
+        texts, label = ("--task.text 1 --task.choices 2 3", 4) if kind == "choice" else ("--task.text 1", 2)
+        texts, label = ("--task.text 1 --task.second 2", 3) if kind == "span" else (texts, label)
+        self.positions = f"{texts} --task.label {label}" if labelled else f"{texts} --task.header no"
+        self.hint = f"; if this line is no header, give positions: {self.positions}" if table.headed else ""
+        self.hint = _separator(table) + (_CONLL if kind == "tag" and _is_conll(table) else self.hint)
+
+    def real(self, asked: str) -> str:
+        """Returns the name of the one column that is called so in another case; else what was asked for."""
+        outer, dot, inner = ("", "", "") if asked in self.names else asked.partition(".")
+        for one, rest in ((asked, ""), (outer, dot + inner)):
+            same = [name for name in self.names if name.lower() == one.lower()]
+            if len(same) == 1 and asked not in self.names:
+                return same[0] + rest
+        return asked
+
+    def column(self, asked: str, role: str, option: str) -> Column:
+        """Returns a column by its name, by that of a field within its objects (`translation.de`), or by its position.
+
+        Raises: DataError where no column is called so.
+        """
+        table, places = self.table, [place for place, name in enumerate(self.names) if name == asked]
+        places = places or [place for place, name in enumerate(self.names) if name.lower() == asked.lower()]
+        if len(places) == 1:
+            return Column(role, places[0] if table.width else asked, f"column {asked!r}")
+        if places:
+            several = " or ".join(str(place + 1) for place in places)
+            raise DataError(f"{table.head}: several columns are called {asked!r}; give the position, {several}")
+        if not asked.isdecimal() and table.names is None:
+            raise DataError(
+                f"{table.where}: columns have no names here, and --task.{option} is {asked!r}; give a position, from 1"
+            )
+        outer, dot, inner = asked.partition(".")
+        if dot and not table.width and outer in self.names:
+            return Column(role, outer, f"column {asked!r}", tuple(inner.split(".")))
+        if not asked.isdecimal() or not table.width:
+            raise self._no_column(asked)
+        if not 1 <= int(asked) <= table.width:
+            raise DataError(
+                f"{table.head}: --task.{option} is {asked} where there are 1 to {table.width}; give another"
+                f"{_separator(table)}"
+            )
+        place = int(asked) - 1
+        return Column(role, place, f"column {asked}" + (f" {self.names[place]!r}" if self.names else ""))
+
+    def _no_column(self, asked: str) -> DataError:
+        near = "" if _separator(self.table) else did_you_mean(repr(asked), map(repr, self.names))
+        hint = "" if near else self.hint
+        return DataError(f"{self.table.head}: there is no column {asked!r}{near}; {self.columns_are}{hint}")
+
+    def resolve(self, role: _Role, named: str, used: Sequence[str]) -> str:
+        """Returns the column of a role: the one that was named, or one with a usual name that is not used yet.
+
+        Raises: DataError where no column has a usual name, or several have and none is preferred.
+        """
+        if named:
+            return named
+        columns = self.usual(role.usual, used)
+        if len(columns) > 1 and not role.prefer:
+            raise self._unclear(role.name, role.option, columns)
+        if not columns:
+            raise DataError(
+                f"{self.table.head}: no column has a usual name of the {role.name} ({', '.join(role.usual[:3])}, …); "
+                f"{self.columns_are}; name it with --task.{role.option}{self.hint}"
+            )
+        return columns[0]
+
+    def texts(self, used: Sequence[str]) -> tuple[str, str]:
+        """Returns the column of the text and "", or those of the two texts of a pair."""
+        columns = ((self.usual([first], used), self.usual([second], used)) for first, second in _PAIRS)
+        pairs = [(first[0], second[0]) for first, second in columns if first and second]
+        if not pairs:
+            return self.resolve(_TEXT, "", used), ""
+        # A pair beside another, or beside a single text: which one is meant is a guess that nobody would notice.
+        others = self.usual(_TEXTS, (*pairs[0], *used))
+        if len(pairs) > 1 or others:
+            raise self._unclear("text", "text", list(dict.fromkeys([*chain(*pairs), *others])))
+        return pairs[0]
+
+    def choices(self, used: Sequence[str]) -> tuple[str, ...]:
+        """Returns the column of a list of alternatives, or the columns of one each, numbered from 0 or 1."""
+        # Columns by what they are called without their number: {"ending": {0: "ending0", 1: "ending1"}}.
+        groups: dict[str, dict[int, str]] = {name: {0: name} for name in self.usual(_CHOICES, used)}
+        for name in self.names:
+            match = _CHOICE.fullmatch(name.lower())
+            if match:
+                group, number = groups.setdefault(match[1], {}), int(match[2])
+                if number in group:
+                    raise self._unclear(f"alternative {number}", "choices", [group[number], name])
+                group[number] = name
+        if not groups:
+            raise DataError(
+                f"{self.table.head}: no columns have usual names of alternatives (choices; choice1 and choice2; …); "
+                f"{self.columns_are}; name them with --task.choices{self.hint}"
+            )
+        if len(groups) > 1:
+            several = [name for group in groups.values() for name in group.values()]
+            raise self._unclear("alternatives", "choices", several)
+        ((stem, group),) = groups.items()
+        # In objects, few questions may have as many alternatives as the longest list.
+        others = {
+            match[2]: name
+            for name in self.table.rare
+            if (match := _CHOICE.fullmatch(name.lower())) and match[1] == stem
+        }
+        while (number := max(group) + 1) and str(number) in others:
+            group[number] = others[str(number)]
+            self.names = (*self.names, group[number])
+        # ending0, ending1, ending3: a gap means that one was overlooked.
+        numbers = sorted(group)
+        if numbers[0] > 1 or numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+            raise DataError(
+                f"{self.table.head}: {listed([group[n] for n in numbers])} are not numbered from 0 or 1 on without a "
+                "gap; name the columns of the alternatives with --task.choices"
+            )
+        return tuple(group[number] for number in numbers)
+
+    def check_apart(self, columns: Sequence[Column]) -> None:
+        """Raises: DataError where one column is read for two things."""
+        for place, column in enumerate(columns):
+            for other in columns[:place]:
+                if (other.key, other.inner) == (column.key, column.inner):
+                    raise DataError(
+                        f"{self.table.head}: {column.called} is both the {other.role} and the {column.role}; "
+                        "give each a column of its own: --task.text, --task.choices, --task.label"
+                    )
+
+    def usual(self, usual: Sequence[str], used: Sequence[str]) -> list[str]:
+        """Returns the columns with these names, in the order of these; in another case where none is so exactly."""
+        free = [column for column in self.names if column not in used]
+        exact = {name: [column for column in free if column == name] for name in usual}
+        return [column for name in usual for column in exact[name] or free if column.lower() == name]
+
+    def _unclear(self, role: str, option: str, columns: Sequence[str]) -> DataError:
+        return DataError(f"{self.table.head}: {listed(columns)} may each be the {role}; name it with --task.{option}")

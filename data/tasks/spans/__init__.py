@@ -1,1 +1,0 @@
-"""Question answering: the answer to a question is a span of its context (SQuAD)."""

@@ -1,0 +1,101 @@
+"""What is stored of question answering beside rows and tokens, whose rows are windows of contexts.
+
+SPLIT-places.bin     PLACE beside each token: where it stands in the context
+SPLIT-labels.bin     LABEL of each window: where the answer is among its tokens
+SPLIT-questions.bin  QUESTION of each question: where its texts are
+SPLIT-texts.bin      UTF-8: contexts, and a JSON object for each question
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contexture.data.binary_files import I64, Column, Memory
+from contexture.data.tasks.read.examples import Answer, QuestionExample
+
+FILES = ("places", "labels", "questions", "texts")
+PLACE = np.dtype([(name, "<i4") for name in ("begin", "end", "widest")])
+"""A token's characters in its context (from begin to before end; -1: a token of the question), and 1 where no other
+window shows more of the context around it."""
+LABEL = np.dtype([(name, "<i4") for name in ("start", "end")])
+"""The first and the last token of the answer, counted from the window's first token; NO_ANSWER or UNSPELLED."""
+QUESTION = np.dtype([(name, "<i8") for name in ("at", "size", "context_at", "context_size", "windows")])
+"""Where the question's JSON and its context are among the texts (bytes), and how many windows it has."""
+NO_ANSWER, UNSPELLED = -1, -2
+"""NO_ANSWER: the window holds no answer. UNSPELLED: no token holds the answer, or the context does not hold it at its
+place, so that the window teaches nothing."""
+_TEXT = np.dtype("u1")
+
+
+def token_places(rows: NDArray[np.void], tokens: I64, elmo: bool) -> I64:
+    """Returns where tokens, counted from the first of their row, stand in its sequence: behind the special token in
+    front, and behind that between the two texts; an ELMo's arrays have none."""
+    if elmo:
+        return tokens
+    second = np.where(rows["b"] < 0, rows["end"], rows["b"]) - rows["a"]
+    return 1 + tokens + (tokens >= second)
+
+
+@dataclass(frozen=True)
+class SpanSplit:
+    """The questions of one split. Their windows are the rows of the split, in the order of the questions."""
+
+    count: int
+    """Questions."""
+    places: Column[np.void]
+    labels: Column[np.void]
+    questions: Column[np.void]
+    texts: Column[np.uint8]
+
+    def take(self, numbers: I64) -> NDArray[np.void]:
+        """Questions by their numbers → QUESTION [n]."""
+        return self.questions.read(numbers, np.ones(len(numbers), np.int64))
+
+    def read(self, record: np.void, origin: str) -> QuestionExample:
+        """Returns the question of a record. origin: its file and line."""
+        content = json.loads(self._bytes(int(record["at"]), int(record["size"])))
+        context = self._bytes(int(record["context_at"]), int(record["context_size"])).decode()
+        answers = None if content["answers"] is None else tuple(Answer(*pair) for pair in content["answers"])
+        return QuestionExample(content["id"], content["question"], context, answers, origin)
+
+    def _bytes(self, at: int, size: int) -> bytes:
+        return self.texts.read(np.array([at]), np.array([size])).tobytes()
+
+
+def question_records(
+    examples: Sequence[QuestionExample], windows: Sequence[int], at: int
+) -> tuple[NDArray[np.void], bytes]:
+    """Returns QUESTION [n] and the texts that they name, which will stand behind `at` bytes of others."""
+    records, texts, size = np.zeros(len(examples), QUESTION), list[bytes](), 0
+    contexts: dict[str, tuple[int, int]] = {}  # the questions of a paragraph share it
+
+    def add(text: bytes) -> tuple[int, int]:
+        nonlocal size
+        place = at + size, len(text)
+        texts.append(text)
+        size += len(text)
+        return place
+
+    for number, (example, count) in enumerate(zip(examples, windows, strict=True)):
+        if example.context not in contexts:
+            contexts[example.context] = add(example.context.encode())
+        content = {"id": example.id, "question": example.question, "answers": example.answers}
+        records[number] = (*add(json.dumps(content, ensure_ascii=False).encode()), *contexts[example.context], count)
+    return records, b"".join(texts)
+
+
+def spans_in_memory(
+    examples: Sequence[QuestionExample], windows: Sequence[int], places: NDArray[np.void], labels: NDArray[np.void]
+) -> SpanSplit:
+    """Returns questions that are in memory."""
+    records, texts = question_records(examples, windows, 0)
+    return SpanSplit(
+        len(examples),
+        Column(Memory(places), PLACE),
+        Column(Memory(labels), LABEL),
+        Column(Memory(records), QUESTION),
+        Column(Memory(np.frombuffer(texts, _TEXT)), _TEXT),
+    )

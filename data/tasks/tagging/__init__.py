@@ -1,1 +1,0 @@
-"""Tagging with the document around each sentence, for task.kind=tag and data.context=document."""

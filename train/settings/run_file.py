@@ -1,0 +1,324 @@
+"""run.json: writing and reading a run, the fields that may change when it resumes, and its fingerprint."""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from contexture.data.binary_files import misfit
+from contexture.data.errors import DataError, did_you_mean
+from contexture.data.plain_files import read_plain
+from contexture.data.storage import atomic_file, check_run_path, is_bucket
+from contexture.data.text import hub
+from contexture.data.visible import visible_json
+from contexture.train.errors import ConfigError
+from contexture.train.settings.run import FAMILIES, Run, fields
+
+logger = logging.getLogger(__name__)
+FORMAT = 2
+_MAY_CHANGE = (
+    *("mesh", "save", "log", "evaluate", "steps", "epochs", "dir", "data.path", "data.dev", "data.tokenizer"),
+    *("data.features", "init.run", "task.train", "task.dev", "task.test"),
+    *("model.attention", "model.remat", "model.unroll"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """Where an imported run comes from, as run.json keeps it."""
+
+    format: str
+    """The format of its files, as `contexture import` names it."""
+    source: str | None = None
+    """The model on the hub whose files they are, OWNER/NAME@COMMIT; None for files of a folder."""
+    config: dict[str, object] = field(default_factory=dict)
+    """The configuration that lay beside the weights, for an export to the same format."""
+    parts: tuple[str, ...] | None = None
+    """The heads, and `pooler`, that the files held; None where the format does not name them."""
+    special: dict[str, str | list[str]] = field(default_factory=dict)
+    """The special tokens that the files named."""
+    missing: tuple[str, ...] = ()
+    """Parameters that the files lack, which were initialised randomly."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """The content of run.json: a run, and facts about its data and its files."""
+
+    run: Run
+    versions: dict[str, str] = field(default_factory=dict)
+    """Python and the libraries that the numbers may depend on."""
+    tokenizer: str = ""
+    """The fingerprint of the tokenizer; empty until there is one."""
+    data: str = ""
+    """The fingerprint of the tokenised text or examples; empty until there are any, and in an imported run."""
+    labels: tuple[str, ...] = ()
+    """Of a task: its labels, in the order of the classes."""
+    counts: tuple[int, ...] = ()
+    """Of a task: how many training examples have each label."""
+    pair: bool | None = None
+    """Of a task: whether its examples are pairs of texts; None where that is not known."""
+    words: int = 0
+    """Of an ELMo: how many words the vocabulary has."""
+    total_steps: int = 0
+    """The run's length in steps, also where it is counted in epochs."""
+    imported: Imported | None = None
+    slimmed: bool = False
+    """Whether the parameters of one checkpoint are all that is left, so that the run cannot be resumed."""
+
+
+def with_data_facts(run: Run, *, words: int = 0, pair: bool | None = None) -> Run:
+    """Returns the run with what a model that reads words needs to know of its data; other families as they are.
+
+    An ELMo's softmax has one row for each of the vocabulary's `words`, since a row without a word would never be a
+    target. The head has other parameters for examples that are a `pair`. Raises ConfigError for a number that is no
+    size.
+    """
+    if not run.text.reads_words:
+        return run
+    # A text and an alternative are one sequence, whose head has no parameters of its own for pairs.
+    pair = run.task.kind not in ("off", "choice") and bool(pair)
+    try:
+        model = dataclasses.replace(run.model, vocab=words or run.model.vocab)
+    except ValueError as error:
+        raise ConfigError(f"run.json: words={words} is not the size of a vocabulary ({error})") from None
+    return dataclasses.replace(run, model=model, head=dataclasses.replace(run.head, pair=pair))
+
+
+def may_change(name: str) -> bool:
+    """Returns whether a field may differ when a run resumes.
+
+    The paths of text and vocabulary may: their fingerprints show whether they are the same.
+    """
+    return name in _MAY_CHANGE or name.split(".")[0] in _MAY_CHANGE
+
+
+def to_json(run: Run) -> dict[str, object]:
+    """Returns a run as a JSON value, with the model's family as a field."""
+    tree = dataclasses.asdict(run)
+    return {**tree, "model": {"family": run.family, **tree["model"]}}
+
+
+def from_json(tree: object, where: str) -> Run:
+    """Returns the run of a JSON value. Raises ConfigError that names the field that is unknown or of the wrong kind."""
+    model = tree.get("model") if isinstance(tree, dict) else None
+    if not isinstance(tree, dict) or not isinstance(model, dict):
+        raise ConfigError(f"{where}: the configuration is not an object with a model, but {str(tree)[:60]!r}")
+    tree, model = dict(tree), dict(model)
+    family = model.pop("family", None)
+    if not isinstance(family, str) or family not in FAMILIES:
+        raise ConfigError(f"{where}: model.family is {family!r}, not one of {', '.join(FAMILIES)}")
+    tree["model"] = model
+    try:
+        return _build(Run, tree, where, {"model": FAMILIES[family].config})
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def with_absolute_paths(run: Run) -> Run:
+    """Returns the run with absolute paths, so that its folder can be opened from anywhere."""
+
+    def absolute(section: Any, *names: str) -> Any:
+        paths: dict[str, Any] = {}
+        for name in names:
+            value = getattr(section, name)
+            paths[name] = _absolute(value) if isinstance(value, str) else tuple(map(_absolute, value))
+        return dataclasses.replace(section, **paths)
+
+    data, task = absolute(run.data, "path", "dev", "tokenizer"), absolute(run.task, "train", "dev", "test")
+    return dataclasses.replace(run, data=data, task=task, init=absolute(run.init, "run"))
+
+
+def with_pinned_addresses(run: Run, directory: Path) -> Run:
+    """Returns the run whose addresses of the hub name a commit, so that they stand for the same files for ever: the one
+    that the run in `directory` began with, where there is one.
+
+    Raises: DataError for data that the hub does not have, ConnectionError where it cannot be asked.
+    """
+    names = {"data": ("path", "dev"), "task": ("train", "dev", "test")}
+    given = [path for section in names for name in names[section] for path in getattr(getattr(run, section), name)]
+    if not any(map(hub.is_address, given)):
+        return run
+    existing = read(directory).run if (directory / "run.json").exists() else run
+
+    def pinned(section: str) -> Any:
+        mine, before = getattr(run, section), getattr(existing, section)
+        return dataclasses.replace(
+            mine, **{name: hub.with_commits(getattr(mine, name), getattr(before, name)) for name in names[section]}
+        )
+
+    return dataclasses.replace(run, data=pinned("data"), task=pinned("task"))
+
+
+def _absolute(path: str) -> str:
+    # A bucket is refused where it is read.
+    is_name = path.startswith(("tfds:", "published:", hub.PREFIX)) or is_bucket(path)
+    return os.path.abspath(path) if path and not is_name else path
+
+
+def predictions_of(run: Run) -> int:
+    """Returns data.max_predictions as a number: a run whose number is given equals one whose length gives the same. A
+    run that masks nothing has none."""
+    return run.data.slots if run.objective == "mlm_nsp" else 0
+
+
+def fingerprint(run: Run, tokenizer: str, data: str) -> str:
+    """Returns one hash of all that a run's numbers depend on: its fixed fields, the tokenizer and the data.
+
+    Fields at their default do not count, so that a field added later changes no existing run.
+    """
+    usual = fields(Run()) | {f"model.{name}": value for name, value in fields(type(run.model)()).items()}
+    values = fields(run) | {"data.max_predictions": predictions_of(run)}
+    fixed = {name: value for name, value in values.items() if not may_change(name) and value != usual[name]}
+    fixed["model.family"] = run.family
+    return hashlib.sha256(json.dumps([fixed, tokenizer, data], sort_keys=True, default=list).encode()).hexdigest()
+
+
+def _build(kind: type, tree: Any, where: str, override: dict[str, type] | None = None) -> Any:
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{where}: {kind.__name__} wants an object, not {tree!r}")
+    hints = {**typing.get_type_hints(kind), **(override or {})}
+    names = {f.name for f in dataclasses.fields(kind)}
+    for name in tree:
+        if name not in names:
+            raise ConfigError(f"{where}: {kind.__name__} has no field {name!r}{did_you_mean(name, names)}")
+    return kind(**{name: _value(hints[name], value, f"{where}: {name}") for name, value in tree.items()})
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", dict: "an object"}
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        return _build(typing.cast(type, hint), value, where)
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        if value not in typing.get_args(hint):
+            raise ConfigError(f"{where} is {value!r}, not one of {', '.join(map(str, typing.get_args(hint)))}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where} is {value!r}, not a list")
+        return tuple(_value(typing.get_args(hint)[0], v, where) for v in value)
+    if origin in (typing.Union, types.UnionType):
+        raise ConfigError(f"{where} is of no kind that a file can hold")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where} has too many digits for a number") from None
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise ConfigError(f"{where} is {value!r}, not {_KINDS[hint]}")
+    return value
+
+
+def difference(run: Run, other: Run) -> dict[str, tuple[object, object]]:
+    """Returns the fields in which two runs differ: name → (run's value, other's value)."""
+    mine, others = fields(run), fields(other)
+    return {k: (mine.get(k), others.get(k)) for k in mine | others if mine.get(k) != others.get(k)}
+
+
+def write_json(path: Path, tree: object) -> None:
+    """Writes a JSON file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as part:
+        part.write_text(visible_json(json.dumps(tree, indent=1, ensure_ascii=False)) + "\n", "utf-8")
+
+
+_FACTS = {
+    "words": int,
+    "total_steps": int,
+    "pair": bool,
+    "labels": [str],
+    "counts": [int],
+    "tokenizer": str,
+    "data": str,
+    "versions": dict,
+    "imported": {"format": str},
+    "slimmed": bool,
+}
+"""The kinds of what run.json holds beside the configuration, where it holds it."""
+
+
+def write(directory: Path, record: RunRecord) -> None:
+    """Writes run.json, unless it holds the same already: then its time stays that of the last change."""
+    tree: dict[str, Any] = {"format": FORMAT, "config": to_json(record.run)}
+    for each in dataclasses.fields(record)[1:]:
+        value, default = getattr(record, each.name), each.default
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            tree[each.name] = {name: kept for name, kept in dataclasses.asdict(value).items() if kept not in (None, {})}
+        elif value != default:
+            tree[each.name] = value
+    path = directory / "run.json"
+    text = visible_json(json.dumps(tree, indent=1, ensure_ascii=False)) + "\n"
+    if not path.is_file() or path.read_bytes() != text.encode():
+        write_json(path, tree)
+
+
+def read(directory: Path) -> RunRecord:
+    """Returns the record of a run's folder. Raises ConfigError if the folder is no run's."""
+    path = directory / "run.json"
+    if is_bucket(directory):
+        raise ConfigError(f"{directory}: buckets are not supported yet; give a folder on a disk of this machine")
+    try:
+        check_run_path(directory, "run", writes=False)
+        tree = json.loads(read_plain(path))
+    except FileNotFoundError:
+        raise ConfigError(f"{directory} is not a run: it holds no run.json; {_how_to_mend(directory)}") from None
+    except NotADirectoryError:
+        raise ConfigError(f"{directory} is not a run but a file; give the --dir of a training") from None
+    except DataError as error:
+        raise ConfigError(str(error)) from None
+    except RecursionError:
+        raise ConfigError(f"{path} cannot be read: its lists and objects are nested too deep") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    form = tree.get("format") if isinstance(tree, dict) else None
+    if form != FORMAT:
+        raise ConfigError(f"{path} has format {form!r}; this version reads format {FORMAT}")
+    return _record(tree, path)
+
+
+def _how_to_mend(directory: Path) -> str:
+    """Returns what to do about a path that holds no run: a published model becomes one first."""
+    to_run = f"contexture import hf {directory} --to RUN"
+    if (directory / "config.json").is_file():
+        return f"it has the config.json of a published model, which becomes a run first: {to_run}"
+    training = "give the --dir of a training"
+    if not directory.exists() and hub.is_model_name(str(directory)):
+        return f"{training}; a published model of this name becomes a run first: {to_run}"
+    return training
+
+
+def _record(tree: dict[str, Any], path: Path) -> RunRecord:
+    facts = {name: tree[name] for name in _FACTS.keys() & tree.keys() if not (name == "data" and tree[name] is None)}
+    for name, value in facts.items():
+        kind = _FACTS[name]
+        if misfit({name: value}, {name: kind}) if kind is not dict else not isinstance(value, dict):
+            raise ConfigError(f"{path}: {name} is {str(value)[:60]!r}, which no training writes; put it back")
+    if "imported" in facts:
+        facts["imported"] = _imported(facts["imported"], path)
+    facts |= {name: tuple(facts[name]) for name in ("labels", "counts") if name in facts}
+    run = from_json(tree.get("config") or {}, str(path))
+    run = with_data_facts(run, words=facts.get("words", 0), pair=facts.get("pair"))
+    return RunRecord(run=run, **facts)
+
+
+def _imported(tree: dict[str, Any], path: Path) -> Imported:
+    known = {each.name for each in dataclasses.fields(Imported)}
+    lists = {name: [str] for name in ("parts", "missing") if name in tree}
+    texts = {name: str for name in ("source",) if name in tree}
+    objects = [tree[name] for name in ("config", "special") if name in tree]
+    if misfit(tree, {**lists, **texts}) or not all(isinstance(value, dict) for value in objects) or tree.keys() - known:
+        raise ConfigError(f"{path}: imported is {str(tree)[:60]!r}, which no import writes; put it back")
+    return Imported(**{**tree, **{name: tuple(tree[name]) for name in lists}})
