@@ -12,6 +12,7 @@ COPY contexture contexture
 COPY models models
 COPY train train
 COPY data data
+COPY interchange interchange
 COPY configs configs
 COPY analysis analysis
 RUN pip install --no-cache-dir --no-deps --no-build-isolation -e .

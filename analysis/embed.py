@@ -1,7 +1,7 @@
 """Contextual vectors of the words or tokens of a text (Peters et al. 2018, section 3.2)."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -9,12 +9,11 @@ import jax
 import numpy as np
 
 from contexture.analysis.options import EmbedOptions, Pool
+from contexture.data.bucketing import check_batch, chunks, power_of_two, sorted_batches
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.families.splitting import SplitWords, Units
-from contexture.data.layouts import Batch, power_of_two
-from contexture.data.tasks.batch.lengths import STEP, choose_lengths
-from contexture.data.tasks.encode.encode_examples import check_batch, chunks
+from contexture.data.layouts import Batch
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.models.config import ModelConfig
@@ -98,7 +97,7 @@ def embed(
     backbone, what = {"backbone": params["backbone"]}, (numbers, how.pool)
     width = len(numbers) * config.width
     in_order = ((group, [(list(range(len(group))), 0)]) for group in chunks(sentences, batch))
-    by_length = _planned(sentences, batch, lambda units: width * (len(units) if how.pool == "none" else 1))
+    by_length = sorted_batches(sentences, batch, lambda units: width * (len(units) if how.pool == "none" else 1))
     carry: Params = {}
     rows = 0
     for window, plan in in_order if how.stateful else by_length:
@@ -116,42 +115,6 @@ def embed(
             before = places, arrays
         _put(vectors, window, before)
         yield from vectors
-
-
-_WINDOW, _FLOATS = 64, 1 << 26
-"""Sentences are sorted by length within so many batches, and so many numbers of their vectors."""
-
-
-def _planned(
-    sentences: Iterable[Units], batch: int, floats: Callable[[Units], int]
-) -> Iterator[tuple[list[Units], list[tuple[list[int], int]]]]:
-    """Yields windows of sentences, each with its batches: (places in the window, length; 0: their power of two)."""
-    lengths: tuple[int, ...] = ()
-    for window in _windows(sentences, batch, floats):
-        units = np.array([len(each) for each in window], np.int64)
-        if len(window) <= batch:
-            yield window, [(list(range(len(window))), 0)]
-            continue
-        # The lengths of the first window of several batches serve the later ones, so that no more are compiled.
-        needed, counts = np.unique(-(-np.maximum(units, 1) // STEP) * STEP, return_counts=True)
-        lengths = lengths or choose_lengths(needed, counts, int(needed[-1]), batch, shuffled=False)
-        order = np.argsort(-units, kind="stable")
-        groups = [order[first : first + batch].tolist() for first in range(0, len(order), batch)]
-        yield window, [(group, next((n for n in lengths if n >= units[group[0]]), 0)) for group in groups]
-
-
-def _windows(sentences: Iterable[Units], batch: int, floats: Callable[[Units], int]) -> Iterator[list[Units]]:
-    """Yields sentences in lists: whole batches, _WINDOW of them, or fewer whose vectors would be too large together."""
-    window, size = list[Units](), 0
-    for group in chunks(sentences, batch):
-        own = sum(map(floats, group))
-        if window and (size + own > _FLOATS or len(window) == _WINDOW * batch):
-            yield window
-            window, size = [], 0
-        window += group
-        size += own
-    if window:
-        yield window
 
 
 def _put(vectors: list[np.ndarray], window: Sequence[Units], computed: tuple[list[int], jax.Array] | None) -> None:

@@ -6,8 +6,9 @@ import jax
 import numpy as np
 
 from contexture.analysis.results import TokenScore
+from contexture.data.bucketing import power_of_two
 from contexture.data.errors import DataError
-from contexture.data.layouts import Batch, power_of_two, token_lines
+from contexture.data.layouts import Batch, token_lines
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.checked_text import encode_checked
 from contexture.data.tokenizers.wordpiece import MASK, wordpiece

@@ -10,9 +10,9 @@ import numpy as np
 
 from contexture.analysis.options import GenerateOptions
 from contexture.analysis.results import GeneratedText
+from contexture.data.bucketing import bucket, check_batch, chunks
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
-from contexture.data.tasks.encode.encode_examples import check_batch, chunks
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.checked_text import encode_checked
 from contexture.models import decode
@@ -21,8 +21,6 @@ from contexture.models.model import Model
 from contexture.models.shapes import Params
 from contexture.train.run.trained_length import ANY_LENGTH, LengthWatch
 
-LENGTHS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-"""Prompts are padded to the least of these that holds the longest of a batch, so that few programs are compiled."""
 BURST = 8
 """Tokens sampled on the device before the host looks whether a text has ended."""
 T = TypeVar("T")
@@ -172,7 +170,7 @@ def _bursts(
 ) -> Iterator[jax.Array]:
     """Yields the sampled tokens of a batch, i32 [texts, 1] and then [texts, BURST], as they are asked of the device."""
     longest = max(len(text.prompt) for _, text in group)
-    length = min(next((n for n in LENGTHS if n >= longest), longest), config.length)
+    length = bucket(longest, config.length)
     tokens_BL = np.zeros((len(group), length), np.int32)
     mask_BL = np.zeros((len(group), length), np.int32)
     for row, (_, text) in enumerate(group):

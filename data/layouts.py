@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from contexture.data import rng
 from contexture.data.binary_files import I64
+from contexture.data.bucketing import bucket
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, char_ids, word_table
@@ -230,12 +231,12 @@ def word_lines(read: Read, starts: I64, lengths: I64, length: int, sequences: in
 def elmo_lines(lines: Sequence[Sequence[str]], rows: int = 0, length: int = 0) -> Batch:
     """Lines of words → types i32 RW, index i32 BL, mask i32 BL; B is `rows` where there are fewer lines, L is `length`.
 
-    R, and L where none is given, are the powers of two (from 64, 8 on) in which they find room, so that few shapes are
+    R is the power of two, from 64 on, in which they find room, and L, where none is given, their bucket: few shapes are
     compiled.
     """
     distinct = sorted({word for words in lines for word in words})
     place = {word: number for number, word in enumerate(distinct, FIRST_WORD)}
-    index = np.zeros((max(rows, len(lines)), length or _length(lines)), np.int32)
+    index = np.zeros((max(rows, len(lines)), length or bucket(max(map(len, lines), default=0))), np.int32)
     mask = np.zeros_like(index)
     for row, words in enumerate(lines):
         index[row, : len(words)] = [place[word] for word in words]
@@ -259,20 +260,11 @@ def text_batch(tokenizer: Tokenizer, texts: Sequence[str], length: int | None = 
 
 def token_lines(lines: Sequence[Sequence[int]], rows: int, pad: int, limit: int, length: int = 0) -> Batch:
     """Lines of ids → tokens, segments, mask i32 BL; B is `rows` where there are fewer lines. L is `length`, or without
-    one the power of two (from 8 on, at most `limit`) in which they find room."""
-    tokens = np.full((max(rows, len(lines)), length or min(_length(lines), limit)), pad, np.int32)
+    one their bucket, at most `limit`."""
+    length = length or bucket(max(map(len, lines), default=0), limit)
+    tokens = np.full((max(rows, len(lines)), length), pad, np.int32)
     mask = np.zeros_like(tokens)
     for row, ids in enumerate(lines):
         tokens[row, : len(ids)] = ids
         mask[row, : len(ids)] = 1
     return {"tokens": tokens, "segments": np.zeros_like(tokens), "mask": mask}
-
-
-def power_of_two(number: int) -> int:
-    """Returns the smallest power of two that is not below a number."""
-    return 1 << max(number - 1, 0).bit_length()
-
-
-def _length(lines: Sequence[Sequence[object]]) -> int:
-    """Returns the power of two, 8 at least, in which all lines find room."""
-    return max(8, power_of_two(max(map(len, lines), default=0)))

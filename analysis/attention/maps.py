@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from contexture.data.bucketing import bucket
 from contexture.data.errors import DataError
-from contexture.data.layouts import Batch, power_of_two
+from contexture.data.layouts import Batch
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.checked_text import encode_checked
 from contexture.models.config import ModelConfig, TransformerConfig
@@ -172,7 +173,7 @@ def layer_maps(
     """Yields the maps of each layer, one at a time: those of all together may take much memory."""
     count = len(sequence.ids)
     # Few lengths, so that few programs are compiled. No token sees the padding.
-    width = min(max(8, power_of_two(count)), config.length)
+    width = bucket(count, config.length)
     fields = {"tokens": (sequence.ids, pad), "segments": (sequence.segments, 0), "mask": ([1] * count, 0)}
     batch = {name: np.array([values + [fill] * (width - count)], np.int32) for name, (values, fill) in fields.items()}
     inputs = _layer_inputs(config, params, batch)

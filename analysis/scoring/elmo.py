@@ -17,8 +17,9 @@ from contexture.analysis.scoring.scorer import (
     perplexity,
     predictions_of_vectors,
 )
+from contexture.data.bucketing import bucket
 from contexture.data.errors import DataError
-from contexture.data.layouts import Batch, elmo_lines, power_of_two
+from contexture.data.layouts import Batch, elmo_lines
 from contexture.data.text.lines import split_lines
 from contexture.data.text.sentences import sentences
 from contexture.data.tokenizers.checked_text import check_characters
@@ -76,7 +77,7 @@ class ElmoScorer(TokenScorer):
         `a b </S>` predicted, backward `</S> b a` and `b a <S>`."""
         group = [row.read for row in rows]
         # A place more than words: where the first one is predicted, a mark is read.
-        fields = elmo_lines(group, batch, max(power_of_two(1 + max(map(len, group))), 8))
+        fields = elmo_lines(group, batch, bucket(1 + max(map(len, group))))
         made: Batch = {"types": fields["types"]}
         index = fields["index"]
         for name, suffix in _FIELDS.items():

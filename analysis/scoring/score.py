@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 
 from contexture.analysis.results import TextCounts, TextScore
 from contexture.analysis.scoring.scorer import Row, ScoredToken, TokenScorer
+from contexture.data.bucketing import check_batch, chunks
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
-from contexture.data.tasks.encode.encode_examples import check_batch, chunks
 
 _SORTED, _TOKENS = 64, 1 << 21
 """So many batches, of so many tokens at most, are sorted by length together: neighbours of one length make batches

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from contexture.analysis.results import TextCounts, TextScore, TokenScore
+from contexture.data.bucketing import chunks
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
-from contexture.data.tasks.encode.encode_examples import chunks
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.checked_text import encode_checked
 from contexture.models.model import Model

@@ -15,8 +15,8 @@ import numpy as np
 
 from contexture.analysis.scoring.scorer import Continuation, Directions
 from contexture.analysis.trained_model import TrainedModel
+from contexture.data.bucketing import check_batch, chunks
 from contexture.data.cancel import NEVER, CancelToken
-from contexture.data.tasks.encode.encode_examples import check_batch, chunks
 
 
 class ScoredContinuation(NamedTuple):

@@ -250,7 +250,7 @@ def test_nothing_is_left_of_what_was_stopped(elmo_run, text, tmp_path, capsys, m
 def test_sorted_by_length_sentences_keep_their_order_and_their_vectors(opened, pool, monkeypatch):
     """Sentences of 0 to 40 words, in two windows of several batches; padded to few lengths, each has the vectors that
     it has alone."""
-    monkeypatch.setattr("contexture.analysis.embed._WINDOW", 12)
+    monkeypatch.setattr("contexture.data.bucketing.WINDOW", 12)
     rng, words = np.random.default_rng(3), " ".join(TEXT).split()[:12]
     sentences: list[list[str]] = [rng.choice(words, int(40 * x**3)).tolist() for x in rng.random(70)]
     together = list(vectors_of(opened[0], opened[1], opened[2], sentences, EmbedOptions(pool=pool, batch=4)))

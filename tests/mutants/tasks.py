@@ -8,7 +8,7 @@ _FOLDERS = "data/tokenizers/test_huggingface.py::"
 _PLACES = "data/tasks/encode/test_token_places.py::"
 _TABLES = "data/tasks/read/test_tables.py::"
 _FIELDS = "data/text/test_columnar.py::test_fields_within_objects_have_dotted_names"
-_LENGTHS = "data/tasks/batch/test_lengths.py::"
+_LENGTHS = "data/test_bucketing.py::"
 _VARYING = "data/tasks/batch/test_varying_alternatives.py::"
 _CHOICE = "train/run/test_choice.py::"
 _MIX = "models/heads/test_layer_mix.py::"
@@ -239,7 +239,7 @@ TASKS = (
          f"{_ENCODE}test_every_pass_has_every_example_once_in_an_order_of_its_own"),
     ),
     *mutants_of(
-        "data/tasks/batch/lengths.py",
+        "data/bucketing.py",
         ("task-batches.lines-too-long", "-(-(tokens + 2) // 8) * 8", "-(-(tokens + 3) // 8) * 8",
          f"{_ENCODE}test_lines_are_as_long_as_the_longest_example"),
         ("task-batches.shuffled-as-sorted", "reached = reached**batch", "pass",

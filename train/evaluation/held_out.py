@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from contexture.data.batches import HeldOut
+from contexture.data.bucketing import check_batch
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import TaskConfig
 from contexture.data.open_batches import open_held_out
@@ -22,7 +23,7 @@ from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import partial_beside
 from contexture.data.tasks.batch.answer_rules import answer_rules
 from contexture.data.tasks.batch.batches import HeldOutTask
-from contexture.data.tasks.encode.encode_examples import check_batch, encode
+from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tasks.read.entity_schemes import why_no_entities
 from contexture.data.tasks.read.labels import class_weights
 from contexture.data.tasks.store.example_store import ExampleSplit, ExampleStore

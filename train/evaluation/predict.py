@@ -11,15 +11,13 @@ from typing import Required, TypedDict, cast
 import numpy as np
 from jax.sharding import Mesh
 
+from contexture.data.bucketing import MIN_SAVING, batch_lengths, bucket, check_batch, power_of_two
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
-from contexture.data.layouts import power_of_two
 from contexture.data.storage import atomic_file, is_bucket
 from contexture.data.tasks.batch.answer_rules import AnswerRules, answer_rules
 from contexture.data.tasks.batch.batches import HeldOutTask
 from contexture.data.tasks.batch.document_context import chunks_in_documents
-from contexture.data.tasks.batch.lengths import MIN_SAVING, batch_lengths
-from contexture.data.tasks.encode.encode_examples import check_batch
 from contexture.data.tasks.encode.example_tokens import (
     encode_chunk,
     in_memory,
@@ -61,9 +59,6 @@ from contexture.train.settings.sections import MeshConfig
 from contexture.train.step import evaluation_step
 
 logger = logging.getLogger(__name__)
-
-LENGTHS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
-"""Lengths of sequences: the least that holds a chunk's longest example is taken, so that few programs are compiled."""
 
 
 class FilePrediction(TypedDict, total=False):
@@ -251,10 +246,10 @@ class Predictor:
                 yield record
 
     def _lengths(self, split: ExampleSplit, batch: int) -> tuple[int, ...]:
-        """Returns the lengths for the batches of a chunk: of a few, one of LENGTHS. Those of the first chunk that has
+        """Returns the lengths for the batches of a chunk: of a few, their bucket. Those of the first chunk that has
         several batches serve the later ones, so that no more programs are compiled."""
         limit = self.run.data.length
-        longest = min(next((n for n in LENGTHS if n >= split.longest + 2), limit), limit)
+        longest = bucket(split.longest + 2, limit)
         if split.examples < MIN_SAVING * batch:
             return (longest,)
         if not self._several:

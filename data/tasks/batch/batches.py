@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from contexture.data import rng
 from contexture.data.binary_files import I64
+from contexture.data.bucketing import batch_lengths, length_for, one_of, padded, places_for
 from contexture.data.config import DataConfig, Family, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.families.base import TextFamily
@@ -24,7 +25,6 @@ from contexture.data.layouts import (
 )
 from contexture.data.tasks.batch.answer_rules import AnswerRules
 from contexture.data.tasks.batch.document_context import context_tokens, own_tags
-from contexture.data.tasks.batch.lengths import batch_lengths, length_for, one_of, padded, places_for
 from contexture.data.tasks.read.labels import class_weights
 from contexture.data.tasks.read.tables import counted
 from contexture.data.tasks.store.example_store import ExampleSplit, ExampleStore, Rows, is_absent

@@ -2,9 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -51,23 +50,6 @@ T = TypeVar("T")
 _AT_ONCE = 1 << 16
 """Answers that get their final numbers together."""
 _TAG = np.dtype("<i4")
-MAX_BATCH = 1 << 14
-"""Sequences in one batch of a prediction: a mistyped number is refused, and takes no memory."""
-
-
-def check_batch(batch: int, unit: str = "sentences") -> None:
-    """Raises: DataError for an empty batch, or one of more than MAX_BATCH."""
-    if batch < 1:
-        raise DataError(f"batch={batch} is not a positive number of {unit}")
-    if batch > MAX_BATCH:
-        raise DataError(f"batch={batch} is more than {MAX_BATCH} {unit} at a time; give fewer")
-
-
-def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yields lists of at most `size` items."""
-    iterator = iter(items)
-    while chunk := list(islice(iterator, size)):
-        yield chunk
 
 
 def encode(

@@ -156,7 +156,7 @@ def test_several_files_have_a_row_each(task_run, task_files, tmp_path, kind, mon
     """A row holds the figures of its file evaluated alone: languages side by side."""
     # Padded alike: the last digits of predictions depend on it, and so does the order of two that are nearly equal, by
     # which Spearman's correlation goes.
-    monkeypatch.setattr("contexture.data.tasks.batch.lengths.MAX_LENGTHS", 1)
+    monkeypatch.setattr("contexture.data.bucketing.MAX_LENGTHS", 1)
     suffix = {"classify": "tsv", "regress": "jsonl", "tag": "conllu"}[kind]
     whole = (task_files / f"{kind}.dev.{suffix}").read_text("utf-8")
     parts = whole.split("\n\n") if kind == "tag" else lines_of(task_files / f"{kind}.dev.{suffix}")

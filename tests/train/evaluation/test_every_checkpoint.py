@@ -21,7 +21,7 @@ from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttribut
 
 import contexture
 from contexture.cli import main as cli
-from contexture.data.tasks.batch.lengths import MAX_LENGTHS
+from contexture.data.bucketing import MAX_LENGTHS
 from contexture.train.checkpoints import manager, transfer
 from contexture.train.evaluation import evaluate as module
 from contexture.train.evaluation import steps as watch

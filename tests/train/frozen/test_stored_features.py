@@ -10,8 +10,8 @@ import pytest
 
 import contexture
 from contexture.cli import main as cli
+from contexture.data import bucketing as lengths
 from contexture.data.errors import DataError
-from contexture.data.tasks.batch import lengths
 from contexture.data.tasks.store.stored_features import FeatureFiles, FeatureWriter, Shape, writing
 from contexture.models.shapes import by_path
 from contexture.train.run.report import read_metrics

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import contexture
-from contexture.data.tasks.batch import lengths
+from contexture.data import bucketing as lengths
 from contexture.data.tasks.batch.batches import HeldOutTask
 from contexture.train import loop
 from contexture.train.evaluation import predict

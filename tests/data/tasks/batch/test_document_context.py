@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contexture.data import bucketing as lengths
 from contexture.data.config import DataConfig, Family, TaskConfig
 from contexture.data.describe import describe
 from contexture.data.errors import DataError
-from contexture.data.tasks.batch import lengths
 from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches
 from contexture.data.tasks.batch.document_context import chunks_in_documents
 from contexture.data.tasks.encode import encode_examples
@@ -279,7 +279,7 @@ def test_a_store_is_laid_out_as_the_sentences_at_hand(tmp_path_factory, document
     )
     with pytest.MonkeyPatch.context() as patch:
         # Documents go on from chunk to chunk.
-        patch.setattr(encode_examples.chunks, "__defaults__", (size,))
+        patch.setattr("contexture.data.tasks.read.examples.CHUNK", size)
         patch.setattr(encode_examples, "_apart", lambda task: None)
         store = encode(task, TOKENIZERS[family], folder / "data", context="document")
     store.verify()

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.data.batches import iterate
+from contexture.data.bucketing import MAX_BATCH, check_batch
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import bert_texts
 from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches, sequence_length
-from contexture.data.tasks.encode.encode_examples import MAX_BATCH, check_batch, encode
+from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tasks.encode.example_tokens import encode_chunk, in_memory, same_shape
 from contexture.data.tasks.read import examples as task_examples
 from contexture.data.tasks.read.examples import Pair, Tagged, Text

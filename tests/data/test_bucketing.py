@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from contexture.data import bucketing as lengths
+from contexture.data.bucketing import choose_lengths, length_for
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.tasks.batch import lengths
 from contexture.data.tasks.batch.batches import WINDOW, HeldOutTask, TaskBatches
-from contexture.data.tasks.batch.lengths import choose_lengths, length_for
 from contexture.data.tasks.encode.encode_examples import encode
 from tests.data.tasks.encode.test_encode_examples import TOKENIZER
 
