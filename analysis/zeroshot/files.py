@@ -69,7 +69,7 @@ def questions(files: Sequence[str], task: TaskConfig, group: str = "") -> Questi
                 assert isinstance(example, ChoiceExample)
                 read.texts.append(example.text)
                 read.choices.append(example.choices)
-                read.labels.append(answer(example, "choice", labels))
+                read.labels.append(int(answer(example, "choice", labels)))
         if group:
             read.groups += _column(file, task, group)
     return read

@@ -28,7 +28,7 @@ def test_a_question_has_at_most_so_many_alternatives():
 
 @pytest.mark.parametrize("sign", ["", "-"])
 def test_a_number_to_be_learned_is_within_its_limit(sign):
-    assert answer(Text("a", f"{sign}{_LARGEST!r}", "a:1"), "regress", Labels()) != -1
+    assert answer(Text("a", f"{sign}{_LARGEST!r}", "a:1"), "regress", Labels()) == float(f"{sign}{_LARGEST!r}")
     with pytest.raises(DataError, match="is beyond"):
         answer(Text("a", f"{sign}{_LARGEST * 1.001!r}", "a:1"), "regress", Labels())
 

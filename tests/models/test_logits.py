@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from contexture.data.tasks.store.example_store import ROW
+from contexture.data.tasks.store.example_store import row_type
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig
 from contexture.models.encoding import Encoding
 from contexture.models.families import build
@@ -213,7 +213,7 @@ def test_logits_that_tell_nothing_apart_score_nothing(value: float):
 
 def test_a_prediction_out_of_a_tie_is_named_and_counts_as_no_hit():
     """The first of the labels that score alike is named; no metric of the evaluation counts it."""
-    rows = np.zeros(4, ROW)
+    rows = np.zeros(4, row_type("classify"))
     split: Any = SimpleNamespace(
         kind="classify", labels=("a", "b"), choices=1, windows="off", take=lambda numbers: rows[numbers]
     )

@@ -91,7 +91,7 @@ class PredictionCollector:
         return numbers[firsts], {"scores": joined_windows(scores_BC, firsts, self.split.windows)}
 
     def _classes(self, rows: Rows, outputs: dict[str, np.ndarray]) -> list[dict[str, object]]:
-        gold, scores_BC, labels = rows["answer"].astype(np.int32), outputs["scores"], self.split.labels
+        gold, scores_BC, labels = rows["label"].astype(np.int32), outputs["scores"], self.split.labels
         predicted = scores_BC.argmax(-1).astype(np.int32)
         self._gold.append(gold)
         self._predicted.append(np.where(has_best(scores_BC), predicted, -1).astype(np.int32))
@@ -106,9 +106,7 @@ class PredictionCollector:
         ]
 
     def _values(self, rows: Rows, outputs: dict[str, np.ndarray]) -> list[dict[str, object]]:
-        # The column of answers is i64: of a regression it holds the bits of a float64, or -1 for none.
-        bits, predicted = rows["answer"], outputs["values"].astype(np.float64)
-        gold = np.where(bits == -1, np.nan, bits.copy().view(np.float64))
+        gold, predicted = rows["value"].copy(), outputs["values"].astype(np.float64)
         self._gold.append(gold)
         self._predicted.append(predicted)
         return [

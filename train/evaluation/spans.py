@@ -66,7 +66,7 @@ class SpanCollector:
         rows = self.split.take(numbers)
         lengths = rows["end"] - rows["a"]
         places = np.split(self.spans.places.read(rows["a"], lengths), np.cumsum(lengths)[:-1])
-        records = self.spans.take(rows["answer"])
+        records = self.spans.take(rows["question"])
         for n, (row, record) in enumerate(zip(rows, records, strict=True)):
             self._windows.append(
                 self._candidates(rows[n : n + 1], places[n], {k: x[n] for k, x in predictions.items()})

@@ -184,10 +184,10 @@ class _Reader:
         rows = rows[:: split.choices]
         if split.kind in ("classify", "choice"):
             # -1, no label, becomes 0: predictions are made without one, and their loss is never read.
-            batch["labels"] = np.maximum(rows["answer"], 0).astype(np.int32)
+            batch["labels"] = np.maximum(rows["label"], 0).astype(np.int32)
             batch["weights"] = self.weights_C[batch["labels"]]
         elif split.kind == "regress":
-            batch["targets"] = rows["answer"].copy().view(np.float64).astype(np.float32)
+            batch["targets"] = rows["value"].astype(np.float32)
         return {**batch, "valid": np.ones(len(rows), np.float32)}
 
     def _spans(self, spans: SpanSplit, numbers: I64, rows: Rows) -> Batch:

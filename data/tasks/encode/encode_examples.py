@@ -26,15 +26,16 @@ from contexture.data.tasks.read.read_examples import check_documents, checked_fi
 from contexture.data.tasks.store.document_offsets import FILE as DOCUMENTS
 from contexture.data.tasks.store.document_offsets import DocumentWriter
 from contexture.data.tasks.store.example_store import (
+    ANSWER,
     FORMATS,
     INDEX,
-    ROW,
     SPLITS,
     WORDS,
     ExampleStore,
     SourceEntry,
     SplitCounts,
     pair_layout,
+    row_type,
     sha256_of,
     tokens_of,
 )
@@ -106,8 +107,8 @@ def _renumbered(raw: bytes, tagged: bool, numbers: I64) -> bytes:
     if tagged:
         tags = np.frombuffer(raw, _TAG)
         return np.where(tags >= 0, numbers[tags], -1).astype(_TAG).tobytes()
-    rows = np.frombuffer(raw, ROW).copy()
-    rows["answer"] = np.where(rows["answer"] >= 0, numbers[rows["answer"]], -1)
+    rows = np.frombuffer(raw, row_type("classify")).copy()
+    rows["label"] = np.where(rows["label"] >= 0, numbers[rows["label"]], -1)
     return rows.tobytes()
 
 
@@ -225,13 +226,13 @@ class _Writer:
 
         if encoded.documents is not None:
             file = int(rows["file"][0])
-            rows["answer"] = self.documents[split].number(file, encoded.documents[chosen], rows["a"])
+            rows["document"] = self.documents[split].number(file, encoded.documents[chosen], rows["a"])
         if encoded.spans is not None:
-            rows["answer"] = self._write_spans(encoded.spans, split, chosen, chosen_rows, places, rows["answer"])
+            rows["question"] = self._write_spans(encoded.spans, split, chosen, chosen_rows, places, rows["question"])
 
         self.files[f"{split}-rows"].write(rows.tobytes())
         self.files[f"{split}-tokens"].write(encoded.tokens[places].astype(self.dtype).tobytes())
-        answers = rows["answer"][::choices]
+        answers = rows[ANSWER[self.task.kind]][::choices]
         if encoded.owners is not None:
             answers = answers[np.unique(encoded.owners[chosen_rows], return_index=True)[1]]
             counts["texts"] = counts.get("texts", 0) + len(chosen)
@@ -291,7 +292,7 @@ class _Writer:
         for split in SPLITS:
             name = f"{split}-{'tags' if self.task.kind == 'tag' else 'rows'}"
             tagged = self.task.kind == "tag"
-            size = _TAG.itemsize if tagged else ROW.itemsize
+            size = (_TAG if tagged else row_type(self.task.kind)).itemsize
             with self._rewriting(name) as new:
                 while raw := self.files[name].file.read(size * _AT_ONCE):
                     new.write(_renumbered(raw, tagged, renumbered))
@@ -300,6 +301,7 @@ class _Writer:
         """Gives every example of a choice as many rows as the one with most alternatives has, which is known only when
         all were read. Returns that number."""
         width = max((width for parts in self.widths.values() for _, width in parts), default=1)
+        row = row_type(self.task.kind)
         for split, parts in self.widths.items():
             if all(own == width for _, own in parts):
                 continue
@@ -308,7 +310,7 @@ class _Writer:
                 for count, own in parts:
                     for first in range(0, count, CHUNK):
                         few = min(CHUNK, count - first)
-                        rows = np.frombuffer(self.files[name].file.read(few * own * ROW.itemsize), ROW)
+                        rows = np.frombuffer(self.files[name].file.read(few * own * row.itemsize), row)
                         rows = rows.reshape(few, own)
                         # The first row has the example's place and answer; without tokens it is no alternative.
                         absent = np.repeat(rows[:, :1], width - own, axis=1)

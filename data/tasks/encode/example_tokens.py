@@ -16,7 +16,15 @@ from contexture.data.tasks.read.examples import ChoiceExample, Example, Pair, Qu
 from contexture.data.tasks.read.file_report import FileReport
 from contexture.data.tasks.read.labels import Labels, alternatives, answer
 from contexture.data.tasks.store.document_offsets import offsets_in_memory
-from contexture.data.tasks.store.example_store import ROW, ExampleSplit, Rows, is_absent, pair_layout, tokens_of
+from contexture.data.tasks.store.example_store import (
+    ANSWER,
+    ExampleSplit,
+    Rows,
+    is_absent,
+    pair_layout,
+    row_type,
+    tokens_of,
+)
 from contexture.data.tasks.store.span_store import spans_in_memory
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.checked_text import encode_checked, unknown_ids
@@ -81,7 +89,7 @@ def _texts(example: Text | Pair | ChoiceExample) -> tuple[str, ...]:
 class EncodedChunk:
     """A chunk of examples, encoded: rows [n · choices], whose places are counted from the chunk's first token; tokens;
     tags. A question with fewer alternatives than others has rows without tokens behind its own (`is_absent`). A
-    question about a context has a row for each of its windows, whose `answer` is the question's number in the chunk.
+    question about a context has a row for each of its windows, whose `question` is its number in the chunk.
     documents [n]: with their context, the number of each sentence's document, below 0 where it stands for itself.
     owners [rows]: of texts in windows, the number of each row's text in the chunk."""
 
@@ -96,7 +104,7 @@ class EncodedChunk:
     def rows_of(self, chosen: NDArray[np.intp]) -> NDArray[np.intp]:
         """Returns the rows of examples, by their numbers in the chunk."""
         if self.spans is not None:
-            return np.flatnonzero(np.isin(self.rows["answer"], chosen))
+            return np.flatnonzero(np.isin(self.rows["question"], chosen))
         if self.owners is not None:
             return np.flatnonzero(np.isin(self.owners, chosen))
         return (chosen[:, None] * self.choices + np.arange(self.choices)).ravel()
@@ -132,7 +140,7 @@ def encode_chunk(
     lines = np.array([int(example.origin.rpartition(":")[2]) for example in chunk])
     if layout is not None:
         return _encode_questions([x for x in chunk if isinstance(x, QuestionExample)], tokenizer, lines, report, layout)
-    rows = np.full(len(chunk) * choices, -1, ROW)
+    rows = np.full(len(chunk) * choices, -1, row_type(kind))
     rows["file"], rows["line"] = 0, np.repeat(lines, choices)
 
     tags: list[list[int]] | None = None
@@ -149,7 +157,7 @@ def encode_chunk(
         texts = text_tokens(plain, tokenizer, report, choices)
         pieces = [first + (second or []) for first, second in texts]
         rows["b"] = [-1 if second is None else len(first) for first, second in texts]
-        rows["answer"] = np.repeat([answer(example, kind, labels) for example in plain], choices)
+        rows[ANSWER[kind]] = np.repeat([answer(example, kind, labels) for example in plain], choices)
 
     tokens = _laid_out(rows, pieces)
     flat_tags = None if tags is None else np.fromiter(chain.from_iterable(tags), np.int32, len(tokens))
@@ -197,9 +205,9 @@ def _encode_questions(
     layout: SpanLayout,
 ) -> EncodedChunk:
     windows = span_windows(chunk, tokenizer, layout, report)
-    rows = np.full(len(windows.tokens), -1, ROW)
+    rows = np.full(len(windows.tokens), -1, row_type("span"))
     rows["file"], rows["line"] = 0, lines[windows.owners]
-    rows["b"], rows["answer"] = windows.seconds, windows.owners
+    rows["b"], rows["question"] = windows.seconds, windows.owners
     return EncodedChunk(rows, _laid_out(rows, windows.tokens), None, 1, windows.chunk)
 
 
@@ -245,12 +253,12 @@ def in_memory(
     documents = None
     if encoded.documents is not None:
         rows = encoded.rows.copy()
-        rows["answer"], documents = offsets_in_memory(encoded.documents, rows["a"], len(encoded.tokens))
+        rows["document"], documents = offsets_in_memory(encoded.documents, rows["a"], len(encoded.tokens))
         encoded = replace(encoded, rows=rows)
     tags = None if encoded.tags is None else Column(Memory(encoded.tags), np.dtype("<i4"))
     lengths = tokens_of(encoded.rows, pair_layout(kind, by_words))
     longest = int((lengths if documents is None else documents.lengths(encoded.rows)).max())
-    rows, tokens = Column(Memory(encoded.rows), ROW), Column(Memory(encoded.tokens), np.dtype("<u4"))
+    rows, tokens = Column(Memory(encoded.rows), row_type(kind)), Column(Memory(encoded.tokens), np.dtype("<u4"))
     choices = encoded.choices
     count = len(encoded.rows) // choices
     spans = encoded.spans and spans_in_memory(

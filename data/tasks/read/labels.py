@@ -1,5 +1,6 @@
 """The meaning of labels: labels ↔ numbers, and the right alternative of a choice."""
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -115,14 +116,14 @@ def alternatives(examples: Sequence[Example], labels: Labels) -> NDArray[np.int6
     return np.array(counts, np.int64)
 
 
-def answer(example: Text | Pair | ChoiceExample, kind: str, labels: Labels) -> int:
-    """Returns the answer as it is stored: a label's number, the bits of a regression's number, or -1 for none.
+def answer(example: Text | Pair | ChoiceExample, kind: str, labels: Labels) -> float:
+    """Returns the number of an example's label, -1 for none; for a regression the number itself, NaN for none.
 
     Raises: DataError with file:line for an unknown label, a number that is none, a label that names no alternative.
     """
     label, origin = example.label, example.origin
     if label is None:
-        return -1
+        return math.nan if kind == "regress" else -1
     if isinstance(example, ChoiceExample):
         return _right(example, label, labels)
     if kind == "classify":
@@ -132,8 +133,7 @@ def answer(example: Text | Pair | ChoiceExample, kind: str, labels: Labels) -> i
         raise DataError(f"{origin}: {label!r} is not a number, which task.kind=regress wants")
     if abs(value) > _LARGEST:
         raise DataError(f"{origin}: {label!r} is beyond ±{_LARGEST:g}, whose square no float32 sums; scale the numbers")
-    # As an i64 it fits into the same column as the number of a label. Its bits are -1 for a NaN alone.
-    return int(np.float64(value).view(np.int64))
+    return value
 
 
 def _right(example: ChoiceExample, label: str, labels: Labels) -> int:

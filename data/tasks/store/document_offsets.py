@@ -17,13 +17,13 @@ FILE = "documents"
 @dataclass(frozen=True)
 class DocumentOffsets:
     """The documents of one split, whose sentences lie in the order of the file. A sentence's row has the number of its
-    document as its `answer`."""
+    `document`."""
 
     offsets: Column[np.int64]
 
     def bounds(self, rows: NDArray[np.void]) -> tuple[I64, I64]:
         """Returns where the tokens of each sentence's document begin and end."""
-        documents = rows["answer"]
+        documents = rows["document"]
         pairs = self.offsets.read(documents, np.full(len(documents), 2)).reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
 

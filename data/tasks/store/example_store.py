@@ -1,7 +1,8 @@
 """Tokenised examples of a task: encoded once, then read by number.
 
-    SPLIT-rows.bin      i64 [examples, 6], the fields of ROW; a choice has a row for each alternative: its text and the
-                        alternative; one of fewer alternatives than others has rows without tokens behind its own
+    SPLIT-rows.bin      the six fields of `row_type`, of 8 bytes each. A choice has a row for each alternative, its
+                        text and the alternative; one of fewer alternatives than others has rows without tokens
+                        behind its own
     SPLIT-tokens.bin    u16 (u32 where the vocabulary needs it), one long row of ids without special tokens
     words.json          for an ELMo, whose ids are numbers of words: the words
     SPLIT-tags.bin      i32 beside the tokens, for task.kind=tag: the tag's number at the piece that stands for a word,
@@ -48,19 +49,33 @@ FORMATS: dict[Context, int] = {"sentence": 1, "document": 2}
 INDEX = "index.json"
 WORDS = "words.json"
 SPLITS = ("train", "dev")
-ROW = np.dtype([(name, "<i8") for name in ("a", "b", "end", "file", "line", "answer")])
-"""What is stored of an example (of each alternative of a choice).
+_PLACES = [(name, "<i8") for name in ("a", "b", "end", "file", "line")]
+ANSWER = {"classify": "label", "choice": "label", "regress": "value", "span": "question", "tag": "document"}
+"""By the kind of task, the field of a row that says what is right for its example, or where that is found."""
+
+
+def row_type(kind: str) -> np.dtype[np.void]:
+    """Returns what is stored of an example (of each alternative of a choice) of a kind of task.
 
     a       where its first text begins among the tokens
     b       where its second text begins, -1 for none; the first ends there
     end     where its last text ends
     file    the number of its source
     line    its line there
-    answer  its label's number, for a regression the bits of a float64, for a window its question's number, for a
-            sentence within its document the document's; -1 for none
-"""
+
+    and one of these (ANSWER):
+
+    label     of classify and choice: the number of its label, -1 for none
+    value     f8, of regress: the number to predict, NaN for none
+    question  of span: the number of the question whose window the row is
+    document  of tag: the number of the document that a sentence is read within, -1 where it is read alone; its tags lie
+              beside its tokens
+    """
+    return np.dtype([*_PLACES, (ANSWER[kind], "<f8" if kind == "regress" else "<i8")])
+
+
 Rows: TypeAlias = NDArray[np.void]
-"""Examples as ROW."""
+"""Examples as `row_type`."""
 Answers: TypeAlias = NDArray[np.int32 | np.float64]
 """i32 (numbers of labels) or f64 (of a regression)."""
 _MEND = "delete the folder and start the command again"
@@ -203,8 +218,8 @@ class ExampleSplit:
             tags = self.tags.read(rows["a"], rows["end"] - rows["a"])
             return tags[tags >= 0]
         # Each alternative of a choice repeats its example's answer.
-        bits = rows["answer"][:: self.choices]
-        return bits.copy().view(np.float64) if self.kind == "regress" else bits.astype(np.int32)
+        answers = rows[ANSWER[self.kind]][:: self.choices]
+        return answers.copy() if self.kind == "regress" else answers.astype(np.int32)
 
     def origin(self, row: np.void) -> str:
         """Returns the file and the line of an example: "train.tsv:7"."""
@@ -331,7 +346,7 @@ class ExampleStore:
             tuple(source["name"] for source in self.index["sources"]),
             counts["examples"],
             counts["longest"],
-            Column(File(self.folder / f"{name}-rows.bin"), ROW),
+            Column(File(self.folder / f"{name}-rows.bin"), row_type(self.kind)),
             Column(File(self.folder / f"{name}-tokens.bin"), token),
             tags,
             self.choices,

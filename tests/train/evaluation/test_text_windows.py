@@ -108,7 +108,7 @@ def test_windows_hold_every_token_once_and_lie_in_one_split(tmp_path_factory, le
             ids = split.tokens.read(np.array([row["a"]]), np.array([row["end"] - row["a"]])).tolist()
             assert (int(row["line"]) not in seen) == begin and len(ids) <= TOKENS
             seen.setdefault(int(row["line"]), []).extend(ids)
-            counts[int(row["answer"])] += begin and name == "train"
+            counts[int(row["label"])] += begin and name == "train"
     assert seen == {n: tokenizer.encode([" ".join(text)])[0] for n, (text, _) in enumerate(rows, 2)}
     assert list(store.counts) == counts
 

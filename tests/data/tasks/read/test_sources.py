@@ -12,7 +12,7 @@ import pytest
 
 import contexture
 from contexture.cli import main as cli
-from contexture.data.tasks.store.example_store import ROW
+from contexture.data.tasks.store.example_store import row_type
 from contexture.train.settings.run_file import read
 from tests.conftest import TINY
 from tests.helpers.commands import done
@@ -110,8 +110,8 @@ def test_a_file_and_a_set_of_the_same_sentences_are_the_same_examples(place, nam
         folders = (named / "data", place / "encoded" / "data")
         tokens, others = ((folder / f"{split}-tokens.bin").read_bytes() for folder in folders)
         assert tokens == others != b""
-        rows, theirs = (np.fromfile(folder / f"{split}-rows.bin", ROW) for folder in folders)
-        for name in ("a", "b", "end", "answer"):  # all but the line, which a set counts from 0
+        rows, theirs = (np.fromfile(folder / f"{split}-rows.bin", row_type("classify")) for folder in folders)
+        for name in ("a", "b", "end", "label"):  # all but the line, which a set counts from 0
             assert np.array_equal(rows[name], theirs[name]), name
 
 

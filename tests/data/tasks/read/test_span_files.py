@@ -234,7 +234,7 @@ def test_questions_are_stored_and_read_back_by_number(tmp_path):
     store.verify()
     # Windows stand in the order of their questions.
     assert (
-        split.take(np.arange(split.examples))["answer"].tolist()
+        split.take(np.arange(split.examples))["question"].tolist()
         == np.repeat(np.arange(13), records["windows"]).tolist()
     )
 
