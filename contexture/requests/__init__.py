@@ -1,6 +1,5 @@
 """One request type for each command: its options, with their help. Needs no jax."""
 
-from contexture.requests.arguments import several
 from contexture.requests.exchange import ExportRequest, ImportRequest, SlimRequest
 from contexture.requests.inspection import (
     AttentionRequest,
@@ -29,6 +28,7 @@ from contexture.requests.training import (
 )
 from contexture.requests.vectors import NeighboursRequest, SimilarityRequest
 from contexture.requests.zeroshot import ZeroshotRequest
+from contexture.train.evaluation.request import several
 
 __all__ = [
     "AttentionRequest",

@@ -9,7 +9,6 @@ from typing import TypeAlias
 from contexture.data.plain_files import IN_FOLDERS, inner_suffix
 from contexture.train.checkpoints.meta import Step
 from contexture.train.errors import ConfigError
-from contexture.train.evaluation.request import Strings
 
 Place: TypeAlias = str | Path
 """A file or a folder."""
@@ -33,11 +32,6 @@ POSITIONAL = Arg(positional=True)
 RUN, FILE, DIR = (Arg(metavar=metavar) for metavar in ("RUN", "FILE", "DIR"))
 STEP = Arg(metavar="N|best")
 FILES, TEXTS, TEXT = (Arg(metavar=metavar) for metavar in ("FILE …", "TEXT …", "TEXT"))
-
-
-def several(values: Strings) -> tuple[str, ...]:
-    """Returns one string or several as a tuple."""
-    return (values,) if isinstance(values, str) else tuple(values)
 
 
 def checkpoint_of(step: str) -> Step:

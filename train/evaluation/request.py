@@ -16,6 +16,11 @@ Steps = int | str | tuple[int | str, ...] | list[int | str]
 """Steps of checkpoints, `best` or `all`."""
 
 
+def several(values: Strings) -> tuple[str, ...]:
+    """Returns one string or several as a tuple."""
+    return (values,) if isinstance(values, str) else tuple(values)
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
     """Which examples and which checkpoints are evaluated, and how."""

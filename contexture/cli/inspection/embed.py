@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from contexture.analysis.layer_numbers import layer_numbers
 from contexture.analysis.options import EmbedOptions
 from contexture.api import open
-from contexture.cli.lines import check_lines, lines_of
 from contexture.cli.output import Result
 from contexture.cli.parse import parse
 from contexture.data.cancel import CancelToken
+from contexture.data.text.read_lines import check_lines, lines_of
 from contexture.requests import EmbeddingRequest
 from contexture.requests.arguments import checkpoint_of
 from contexture.train.run.signals import NOTHING_WRITTEN, Signals

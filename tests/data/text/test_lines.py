@@ -18,7 +18,7 @@ from contexture.analysis.senses.occurrences import read_sentences
 from contexture.analysis.zeroshot import word_perplexity
 from contexture.analysis.zeroshot.conversations import read_questions
 from contexture.analysis.zeroshot.files import passages
-from contexture.cli.lines import documents_of, lines_of
+from contexture.data.text.read_lines import documents_of, lines_of
 from contexture.data import plain_files
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
