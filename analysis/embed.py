@@ -8,7 +8,8 @@ from functools import partial
 import jax
 import numpy as np
 
-from contexture.analysis.options import EmbedOptions, Pool
+from contexture.analysis.options import EmbedOptions
+from contexture.analysis.pooling import POOLINGS, Pool
 from contexture.data.bucketing import check_batch, chunks, power_of_two, sorted_batches
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
@@ -24,7 +25,6 @@ from contexture.train.families import text_family
 from contexture.train.run.trained_length import ANY_LENGTH, LengthWatch
 
 logger = logging.getLogger(__name__)
-POOLS = ("none", "mean", "mean-words", "last", "cls")
 
 
 def units_of(texts: Sequence[str], model: Model, tokenizer: Tokenizer | OpenVocabulary) -> list[Units]:
@@ -85,7 +85,7 @@ def embed(
     Raises: DataError for unknown or unfitting options.
     """
     config, text, batch = model.config, text_family(model.config), how.batch
-    pools = POOLS if text.marks_ends else POOLS[:-1]
+    pools = ["none", *(name for name, row in POOLINGS.items() if text.marks_ends or not row.reads_cls)]
     if how.pool not in pools:
         raise DataError(f"pool={how.pool} is not one of {', '.join(pools)}")
     if how.stateful and not config.is_recurrent:
@@ -148,14 +148,6 @@ def _states(
 def _pooled(states_NBLD: jax.Array, count_B: jax.Array, pool: str, ends: bool) -> jax.Array:
     """Returns a vector of each sentence, f32 NBD, here on the device: what is fetched is small. ends: the first and the
     last of its units are [CLS] and [SEP]."""
-    own = ends and pool != "mean"
-    first, behind_B = int(own and pool != "cls"), count_B - int(own)
-    place_1L, behind_B1 = jax.numpy.arange(states_NBLD.shape[2])[None], behind_B[:, None]
-    if pool in ("cls", "last"):
-        chosen_BL = place_1L == (0 * behind_B1 if pool == "cls" else behind_B1 - 1)
-    else:
-        chosen_BL = place_1L < behind_B1
-    weights_BL = (chosen_BL & (place_1L >= first)).astype(jax.numpy.float32)
-    weights_BL /= jax.numpy.maximum(weights_BL.sum(1, keepdims=True), 1.0)
-    # A sum, not a product of matrices, which some devices round to 16 bits.
-    return (states_NBLD.astype(jax.numpy.float32) * weights_BL[None, :, :, None]).sum(2)
+    place_1L, count_B1 = jax.numpy.arange(states_NBLD.shape[2])[None], count_B[:, None]
+    units_BL, words_BL = place_1L < count_B1, (place_1L >= int(ends)) & (place_1L < count_B1 - int(ends))
+    return POOLINGS[pool].pool(states_NBLD.astype(jax.numpy.float32), units_BL, words_BL)

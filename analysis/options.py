@@ -1,14 +1,9 @@
 """The options of the functions that look into models, which the command line and Python build. Needs no jax."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
+from contexture.analysis.pooling import Pool, SentencePool
 from contexture.models.config import Sampling
-
-SentencePool: TypeAlias = Literal["mean-words", "mean", "last", "cls"]
-"""How a sentence's vector comes from those of its tokens."""
-Pool: TypeAlias = Literal["none", "mean-words", "mean", "last", "cls"]
-"""The same, or a vector for each token."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from contexture.analysis.call_arguments import options_of, texts_of, with_method
 from contexture.analysis.cosines import unit_length
 from contexture.analysis.layer_numbers import Layers, is_single, layer_numbers
 from contexture.analysis.options import EmbedOptions, GenerateOptions, SensesOptions
+from contexture.analysis.pooling import SentencePool
 from contexture.analysis.results import GeneratedText, TextScore
 from contexture.analysis.scoring.families import token_scorer
 from contexture.analysis.scoring.score import score
@@ -42,7 +43,6 @@ from contexture.train.settings.sections import MeshConfig
 
 logger = logging.getLogger(__name__)
 Unit = Literal["sentences", "words", "tokens"]
-Pool = Literal["mean", "mean-words", "last", "cls"]
 T = TypeVar("T")
 
 
@@ -106,22 +106,28 @@ class TrainedModel:
 
     @overload
     def embed(
-        self, texts: str, *, of: Unit = ..., pool: Pool = ..., layers: Layers = ..., batch: int = ...
+        self, texts: str, *, of: Unit = ..., pool: SentencePool = ..., layers: Layers = ..., batch: int = ...
     ) -> np.ndarray: ...
     @overload
     def embed(
-        self, texts: Any, *, of: Literal["sentences"] = ..., pool: Pool = ..., layers: Layers = ..., batch: int = ...
+        self,
+        texts: Any,
+        *,
+        of: Literal["sentences"] = ...,
+        pool: SentencePool = ...,
+        layers: Layers = ...,
+        batch: int = ...,
     ) -> np.ndarray: ...
     @overload
     def embed(
-        self, texts: Any, *, of: Unit, pool: Pool = ..., layers: Layers = ..., batch: int = ...
+        self, texts: Any, *, of: Unit, pool: SentencePool = ..., layers: Layers = ..., batch: int = ...
     ) -> np.ndarray | list[np.ndarray]: ...
     def embed(
         self,
         texts: Any,
         *,
         of: Unit = "sentences",
-        pool: Pool | None = None,
+        pool: SentencePool | None = None,
         layers: Layers = "last",
         batch: int = 64,
     ) -> np.ndarray | list[np.ndarray]:
@@ -163,7 +169,7 @@ class TrainedModel:
         return self._compute(lambda: list(embed.embed(*fixed, sentences, how, trained=trained)))
 
     def similarity(
-        self, first: Any, second: Any, *, pool: Pool = "mean-words", layers: str | int = "last"
+        self, first: Any, second: Any, *, pool: SentencePool = "mean-words", layers: str | int = "last"
     ) -> np.ndarray | float:
         """Returns the cosine of sentence vectors, an array [texts of first, texts of second]; of two strings a number.
 

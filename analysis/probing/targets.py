@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import TypeAlias
 
 from contexture.analysis.probing.span_objects import read_objects
 from contexture.analysis.probing.target_types import Sentence, Span, Target
@@ -25,8 +25,6 @@ from contexture.data.tasks.read.entity_schemes import OUTSIDE, entity_tags
 from contexture.data.text.lines import lines
 from contexture.data.text.written_numbers import whole_number
 
-Task: TypeAlias = Literal["pos", "dependencies", "entities", "srl", "coreference"]
-TASKS: tuple[str, ...] = get_args(Task)
 _WORD = re.compile(r"\w+|[^\w\s]")
 _NOTHING = ("_", "")
 _GAP = ("Text", "Pronoun", "Pronoun-offset", "A", "A-offset", "A-coref", "B", "B-offset", "B-coref")
@@ -61,7 +59,7 @@ def check_task(task: str, files: Sequence[Path]) -> None:
                 f"there is no task {task!r}{did_you_mean(task, TASKS)}; give one of {', '.join(TASKS)}, or *.jsonl "
                 "files, whose task may have any name"
             )
-        if suffix not in (fitting := _FORMATS[task]):
+        if suffix not in (fitting := TASKS[task].suffixes):
             named = " or ".join(f"*{each}" for each in fitting)
             raise DataError(f"{path}: {task} is read from {named}, or from *.jsonl; give such a file")
 
@@ -73,7 +71,7 @@ def read_sentences(path: Path, task: str) -> list[Sentence]:
     """
     check_task(task, [path])
     check_content(path)
-    read = read_objects if inner_suffix(path) == ".jsonl" else _READERS[task]
+    read = read_objects if inner_suffix(path) == ".jsonl" else TASKS[task].read
     sentences = [sentence for sentence in read(path) if sentence.targets]
     if not sentences:
         raise DataError(f"{path}: no targets of {task} in the file; give a file that holds labelled spans")
@@ -243,17 +241,19 @@ def _sentence(path: Path, words: _Words, targets: Sequence[Target], place: int) 
     return Sentence(tuple(cells[place] for _, cells in words), tuple(targets), f"{path}:{words[0][0]}")
 
 
-_READERS: dict[str, Callable[[Path], Iterator[Sentence]]] = {
-    "pos": _pos,
-    "dependencies": _dependencies,
-    "entities": _entities,
-    "srl": _srl,
-    "coreference": _coreference,
+@dataclass(frozen=True)
+class ProbingTask:
+    """How the targets of a task are read, and from files of which suffixes."""
+
+    read: Callable[[Path], Iterator[Sentence]]
+    suffixes: tuple[str, ...]
+
+
+TASKS = {
+    "pos": ProbingTask(_pos, (".conllu", ".up", ".conll")),
+    "dependencies": ProbingTask(_dependencies, (".conllu", ".up")),
+    "entities": ProbingTask(_entities, (".conll",)),
+    "srl": ProbingTask(_srl, (".up", ".conllu")),
+    "coreference": ProbingTask(_coreference, (".tsv",)),
 }
-_FORMATS: dict[str, tuple[str, ...]] = {
-    "pos": (".conllu", ".up", ".conll"),
-    "dependencies": (".conllu", ".up"),
-    "entities": (".conll",),
-    "srl": (".up", ".conllu"),
-    "coreference": (".tsv",),
-}
+"""By their names in --task."""

@@ -12,7 +12,7 @@ from typing import IO, Literal, Protocol
 
 import numpy as np
 
-from contexture.analysis.options import Pool
+from contexture.analysis.pooling import Pool
 from contexture.analysis.vectors.text_files import tsv_writer, word2vec_writer
 from contexture.data.errors import DataError
 from contexture.data.storage import atomic_file, check_new_file, hdf5_writer

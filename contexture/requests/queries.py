@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Literal
 
 from contexture.analysis.options import GenerateOptions
+from contexture.analysis.pooling import Pool
 from contexture.requests.arguments import (
     DIR,
     FILE,
@@ -151,7 +152,7 @@ class EmbeddingRequest:
     layers: str = "auto"
     """Layers to take: auto, last, all, or numbers such as `0,2`, where 0 is the words' own. auto: all in *.hdf5 and
     *.npz, last otherwise."""
-    pool: Literal["auto", "none", "mean", "mean-words", "last", "cls"] = "auto"
+    pool: Literal["auto", Pool] = "auto"
     """How a sentence's vector comes from those of its tokens. none: each word or token keeps its own, as --of says.
     mean: of all tokens. mean-words: without a BERT's [CLS] and [SEP]. last: the last of these. cls: a BERT's [CLS].
     auto: mean-words of sentences, none otherwise."""
