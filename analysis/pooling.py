@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 if TYPE_CHECKING:
     import jax
 
-SentencePool: TypeAlias = Literal["mean-words", "mean", "last", "cls"]
+SentencePool: TypeAlias = Literal["mean", "mean-words", "last", "cls"]
 """A vector for each sentence; the names of POOLINGS."""
 Pool: TypeAlias = Literal["none", SentencePool]
 """The same, or `none`: a vector for each word or token."""

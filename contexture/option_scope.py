@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from contexture.data.families.base import TextFamily
 from contexture.data.plain_files import inner_suffix
+from contexture.data.task_kinds import KINDS, kinds_with
 from contexture.train.errors import ConfigError
 from contexture.train.families import FAMILIES
 from contexture.train.settings.run import Run, fields
@@ -87,11 +88,11 @@ _SCOPES: dict[str, _Scope] = {
     **dict.fromkeys(("optim.b1", "optim.b2", "optim.eps", "optim.moments", "optim.stochastic_rounding"), _ADAM),
     **dict.fromkeys(
         ("head.mix", "head.mix_norm", "head.mix_l2", "head.place", "head.cells", "head.lstm_layers"),
-        _has_kind("classify", "regress", "tag", "choice", "span"),
+        _has_kind(*KINDS),
     ),
     "optim.mix_lr": _Scope("--head.mix all or last-four", lambda run: run.head.mixes),
-    "task.windows": _has_kind("classify"),
-    "task.second": _has_kind("classify", "regress", "span"),
+    "task.windows": _has_kind(*kinds_with("windows")),
+    "task.second": _has_kind(*kinds_with("second")),
     **dict.fromkeys(
         (
             "task.answer_start",
@@ -103,13 +104,13 @@ _SCOPES: dict[str, _Scope] = {
         ),
         _has_kind("span"),
     ),
-    "task.choices": _has_kind("choice"),
-    "task.labels": _has_kind("classify", "tag", "choice"),
-    "task.class_weights": _has_kind("classify", "tag", "choice"),
+    "task.choices": _has_kind(*kinds_with("choices")),
+    "task.labels": _has_kind(*kinds_with("labels")),
+    "task.class_weights": _has_kind(*kinds_with("class_weights")),
     "task.lm_weight": _Scope(f"fine-tuning {_CAUSAL}", lambda run: _is_task(run) and run.text.is_causal),
     "task.symmetric": _Scope(
-        f"{_CAUSAL}'s --task.kind classify or regress",
-        lambda run: run.text.is_causal and run.task.kind in ("classify", "regress"),
+        f"{_CAUSAL}'s --task.kind {' or '.join(kinds_with('symmetric'))}",
+        lambda run: run.text.is_causal and run.task.kind in kinds_with("symmetric"),
     ),
     "head.crf": _Scope(
         f"--task.kind tag of {_READERS_OF_WORDS}", lambda run: run.text.reads_words and run.task.kind == "tag"

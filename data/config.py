@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from contexture.data.task_kinds import KINDS, Kind
+
 LearnedKind = Literal["wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe", "words"]
 """The kinds of vocabulary that can be learned from text."""
 Context = Literal["sentence", "document"]
@@ -94,6 +96,7 @@ class DataConfig:
         # The ramp doubles up to exactly the batch, and has a step at least for each size.
         if self.ramp_from or self.ramp_steps:
             sizes = self._ramp()
+            # The last size of the ramp is half the batch, which follows by one more doubling.
             if self.ramp_from < 1 or self.ramp_steps < len(sizes) or sizes[-1:] != [self.batch // 2] or self.batch % 2:
                 raise ValueError(
                     f"data.ramp-from={self.ramp_from} does not double to data.batch={self.batch} within "
@@ -120,6 +123,7 @@ class DataConfig:
         if step >= self.ramp_steps:
             return self.batch
         sizes = self._ramp()
+        # Stages of equal length, in whole steps.
         return sizes[step * len(sizes) // self.ramp_steps]
 
     def examples_before(self, step: int) -> int:
@@ -145,7 +149,7 @@ class TaskConfig:
 
     name: str = "off"
     """A named task, as `contexture recipes` lists them, with its own files and settings."""
-    kind: Literal["off", "classify", "regress", "tag", "choice", "span"] = "off"
+    kind: Literal["off", Kind] = "off"
     """What is predicted. classify: a class of a text or a pair. regress: a number. tag: a tag for each word. choice:
     which alternative fits a text. span: the answer to a question, in the words of its context."""
     train: tuple[str, ...] = ()
@@ -208,13 +212,13 @@ class TaskConfig:
             raise ValueError("task.dev and task.dev-fraction both hold out examples; give one of them")
         if len(set(self.labels)) != len(self.labels):
             raise ValueError("task.labels names a label twice; give each once")
-        for name, kinds in (("second", ("tag", "choice")), ("symmetric", ("tag", "choice", "span"))):
-            if getattr(self, name) and self.kind in kinds:
+        for name in ("second", "symmetric"):
+            if getattr(self, name) and not self._reads(name):
                 raise ValueError(f"task.{name} has no meaning for task.kind={self.kind}; leave it out")
-        if self.windows != "off" and (self.kind not in ("off", "classify") or self.symmetric):
-            other = "task.symmetric" if self.kind == "classify" else f"task.kind={self.kind}"
+        if self.windows != "off" and (not self._reads("windows") or self.symmetric):
+            other = "task.symmetric" if self._reads("windows") else f"task.kind={self.kind}"
             raise ValueError(f"task.windows has no meaning for {other}; leave it out")
-        if self.choices and self.kind not in ("off", "choice"):
+        if self.choices and not self._reads("choices"):
             raise ValueError(f"task.choices has no meaning for task.kind={self.kind}; leave it out")
         if len(set(self.choices)) != len(self.choices):
             raise ValueError("task.choices names a column twice; give each once")
@@ -222,10 +226,14 @@ class TaskConfig:
             raise ValueError("task.labels names a single alternative; give a name for each, or none")
         if not 0.0 <= self.lm_weight < math.inf:
             raise ValueError(f"task.lm-weight={self.lm_weight} is not a number from 0 on")
-        if self.kind in ("regress", "span") and (self.labels or self.class_weights):
+        if not self._reads("labels") and (self.labels or self.class_weights):
             raise ValueError(
                 f"task.labels and task.class-weights have no meaning for task.kind={self.kind}; leave them out"
             )
+
+    def _reads(self, option: str) -> bool:
+        """Returns whether an option has a meaning for the kind of task; without a task, none is checked."""
+        return self.kind == "off" or option in KINDS[self.kind].options
 
     def _check_span(self) -> None:
         for name in ("stride", "question_length", "answer_length", "n_best"):

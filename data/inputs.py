@@ -8,19 +8,11 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from contexture.data.errors import DataError
+from contexture.data.task_kinds import KINDS
 
 Record = dict[str, object]
 Examples = Sequence[Any] | Mapping[str, Any] | Any
 """Rows (tuples or dicts), a mapping of columns, or a table of pandas, polars or Arrow."""
-
-_TUPLES = {
-    "classify": {2: ("text", "label"), 3: ("text1", "text2", "label")},
-    "regress": {2: ("text", "label"), 3: ("text1", "text2", "label")},
-    "tag": {2: ("words", "tags")},
-    "choice": {3: ("text", "choices", "label")},
-    "span": {3: ("question", "context", "answers")},
-}
-"""The columns of a row that is given as a tuple, by the kind of task and the tuple's length."""
 
 
 def is_paths(given: object) -> TypeGuard[str | Path | Sequence[str | Path]]:
@@ -56,8 +48,10 @@ def as_list(given: object, what: str) -> list[Any]:
 
 def _rows_of_columns(columns: Mapping[str, Any], what: str) -> list[Any]:
     """{"text": [...], "label": [...]} → a dict for each row."""
+    # A DatasetDict: its values are tables, and which one is meant is not known.
     if sets := [str(name) for name, column in columns.items() if hasattr(column, "column_names")]:
         raise DataError(f"{what}: a dict of data sets ({', '.join(sets)}); give one of them, as data[{sets[0]!r}]")
+    # One example given as a dict would be read as columns of single characters.
     if any(isinstance(column, str) or not isinstance(column, Iterable) for column in columns.values()):
         raise DataError(f"{what}: a dict stands for columns, each a list; give one example as [{{…}}]")
     lists = {str(name): as_list(column, f"{what}, column {name!r}") for name, column in columns.items()}
@@ -75,6 +69,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
     if isinstance(value, list | tuple):
+        # Named tuples become lists: their classes take each value by itself.
         return type(value)(map(plain, value)) if type(value) in (list, tuple) else list(map(plain, value))
     return None if _is_missing(value) else value
 
@@ -82,6 +77,7 @@ def plain(value: Any) -> Any:
 def _is_missing(value: object) -> bool:
     """Returns whether a value is how pandas or NumPy says that there is none: NaN, NaT, pandas.NA."""
     if isinstance(value, float):
+        # Only NaN differs from itself.
         return value != value
     # By their names, since pandas need not be installed; pandas.NA even refuses to say whether it equals itself.
     return type(value).__name__ in ("NAType", "NaTType")
@@ -98,12 +94,13 @@ def records(given: Examples, kind: str, what: str) -> list[Record]:
     rows = as_list(given, what)
     if not rows:
         raise DataError(f"{what} holds no example; give a row for each")
-    shapes = _TUPLES[kind]
+    shapes = KINDS[kind].tuples
     made: list[Record] = []
     for number, row in enumerate(rows):
         if isinstance(row, Mapping):
             made.append(dict(row))
             continue
+        # The length of a tuple says which columns it has.
         names = shapes.get(len(row)) if isinstance(row, list | tuple) else None
         if names is None:
             usual = " or ".join(f"({', '.join(names)})" for names in shapes.values())
@@ -120,6 +117,7 @@ def as_jsonl(rows: Sequence[Record]) -> bytes:
     lines = []
     for number, row in enumerate(rows):
         try:
+            # Half a character fails to encode, which is a ValueError too.
             lines.append(json.dumps(row, ensure_ascii=False).encode() + b"\n")
         except (TypeError, ValueError) as error:
             raise DataError(f"row {number}: cannot be written as JSON ({error}); give strings and numbers") from None

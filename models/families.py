@@ -1,4 +1,4 @@
-"""The families of models: what a configuration is built into, and how many numbers and FLOPs that has."""
+"""The model families: the backbone and heads that a configuration builds, and their FLOPs and activations."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -46,16 +46,18 @@ class ModelFamily:
     activation_floats: Callable[..., float]
     """(config, sizes by letter) → about how many activations a training step holds at once."""
     heads: dict[str, HeadFactory] = field(default_factory=dict)
-    """The heads of its pretraining by their names, and those of tasks that it has in place of HEADS'."""
+    """Its pretraining heads by name, and the task heads that it has in place of the common ones (HEADS)."""
     block: Callable[[Any], nn.Module] | None = None
     """(config) → a layer with attention, whose `maps` gives its weights; None: it has no attention."""
 
 
+# Each pretraining head takes its sizes, initialiser and dtype from the backbone's own configuration.
 def _masked_lm(config: BertConfig, sizes: dict[str, int]) -> nn.Module:
     return MaskedLmHead(sizes, config.gelu, config.eps, bert.kernel_init(config), jnp.dtype(config.dtype), config.tied)
 
 
 def _next_sentence(config: BertConfig, sizes: dict[str, int]) -> nn.Module:
+    # Two classes, is next and random, however many labels a task of the same model has.
     return NextSentenceHead({**sizes, "C": 2}, bert.kernel_init(config), jnp.dtype(config.dtype))
 
 
@@ -64,6 +66,7 @@ def _next_token(config: GptConfig, sizes: dict[str, int]) -> nn.Module:
 
 
 def _pointers(config: GptConfig, sizes: dict[str, int]) -> nn.Module:
+    # Two outputs, the answer's start and end.
     return SpanPointerHead({**sizes, "C": 2}, gpt.kernel_init(config), jnp.dtype(config.dtype))
 
 
@@ -87,6 +90,7 @@ MODEL_FAMILIES: dict[type, ModelFamily] = {
         gpt.kernel_init,
         gpt.training_flops,
         activation_floats,
+        # `span` replaces HEADS' own: left of the question a causal model does not know it (SpanPointerHead).
         {"lm": _next_token, "span": _pointers},
         gpt.Block,
     ),
@@ -106,6 +110,7 @@ def family_of(config: ModelConfig) -> ModelFamily:
 
 
 def _task_head(head: type[LinearHead]) -> HeadFactory:
+    # The family is looked up when the head is built, so one factory serves all of them.
     def factory(config: ModelConfig, sizes: dict[str, int]) -> nn.Module:
         kernel_init = family_of(config).kernel_init(config)
         return head(sizes, kernel_init, jnp.dtype(config.dtype), config.head_dropout)
@@ -114,25 +119,35 @@ def _task_head(head: type[LinearHead]) -> HeadFactory:
 
 
 def _span(config: ModelConfig, sizes: dict[str, int]) -> nn.Module:
+    # Without dropout, as in the original (run_squad.py).
     return SpanHead({**sizes, "C": 2}, family_of(config).kernel_init(config), jnp.dtype(config.dtype))
 
 
-HEADS: dict[str, HeadFactory] = {
-    "classify": _task_head(PooledHead),
-    "regress": _task_head(PooledHead),
-    "tag": _task_head(TokenHead),
-    "choice": _task_head(ChoiceHead),
-    "span": _span,
+@dataclass(frozen=True)
+class TaskHead:
+    """The head of a kind of task.
+
+    Args:
+        head: builds the usual one, on the last layer.
+        mix: the one in its place where the task reads a mix of the layers.
+        outputs: how many numbers the mixed one gives for a token or a sequence; None: one for each label.
+    """
+
+    head: HeadFactory
+    mix: type[MixHead]
+    outputs: int | None = None
+
+
+HEADS = {
+    "classify": TaskHead(_task_head(PooledHead), MixPooledHead),
+    "regress": TaskHead(_task_head(PooledHead), MixPooledHead),
+    "tag": TaskHead(_task_head(TokenHead), MixTagHead),
+    # An alternative has one score.
+    "choice": TaskHead(_task_head(ChoiceHead), MixChoiceHead, outputs=1),
+    # A token has two: that the answer begins there, and that it ends there.
+    "span": TaskHead(_span, MixSpanHead, outputs=2),
 }
-"""The heads of tasks."""
-MIX_HEADS: dict[str, type[MixHead]] = {
-    "classify": MixPooledHead,
-    "regress": MixPooledHead,
-    "tag": MixTagHead,
-    "choice": MixChoiceHead,
-    "span": MixSpanHead,
-}
-"""The heads in place of HEADS' where a task reads a mix of the layers."""
+"""By the kind of task. A family's own head of that name (`ModelFamily.heads`) comes first."""
 
 _NO_MIX = HeadConfig()
 
@@ -140,17 +155,22 @@ _NO_MIX = HeadConfig()
 def build(config: ModelConfig, heads: tuple[str, ...] = (), classes: int = 1, head: HeadConfig = _NO_MIX) -> Model:
     """Returns the model of a configuration with the named heads: `build(BertConfig(), ("mlm", "nsp"))`.
 
-    classes is a task's number of labels; `head` says what the heads of tasks read.
+    Args:
+        config: the backbone's configuration.
+        heads: names of pretraining heads or of kinds of tasks.
+        classes: a task's number of labels.
+        head: what the heads of tasks read.
     """
     family = family_of(config)
     sizes = family.sizes(config, classes)
 
     def build_head(name: str) -> nn.Module:
-        if head.mix != "off" and name in MIX_HEADS:
-            dtype, own = jnp.dtype(config.dtype), {**sizes, "C": 2} if name == "span" else sizes
-            own = {**own, "C": 1} if name == "choice" else own
-            return MIX_HEADS[name](own, family.kernel_init(config), dtype, config.head_dropout, head)
-        return (HEADS | family.heads)[name](config, sizes)
+        # A mix replaces the task's usual head. Pretraining heads are not in HEADS: they read the last layer.
+        if head.mix != "off" and (row := HEADS.get(name)):
+            own = sizes if row.outputs is None else {**sizes, "C": row.outputs}
+            return row.mix(own, family.kernel_init(config), jnp.dtype(config.dtype), config.head_dropout, head)
+        factory = family.heads.get(name) or HEADS[name].head
+        return factory(config, sizes)
 
     return Model(family.backbone(config), {name: build_head(name) for name in heads})
 
@@ -160,6 +180,7 @@ def example(fields: dict[str, str], sizes: dict[str, int]) -> dict[str, jax.Arra
     dtypes = {"i32": np.int32, "f32": np.float32}
     batch = {}
     for name, spec in fields.items():
+        # A field is its dtype and its letters: "i32 BL".
         dtype, _, dims = spec.partition(" ")
         # NumPy's ones: JAX's would be a program that is compiled for each shape.
         batch[name] = jnp.asarray(np.ones(tuple(sizes[letter] for letter in dims), dtypes[dtype]))

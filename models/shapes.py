@@ -29,10 +29,12 @@ LETTERS = frozenset("BLMDVHKFNTPCARWEUGJS_")
 # Sharding, weight decay, transfer and the parameter table of a run all go by these dims. "_" is never sharded: a second
 # D of a square kernel, or a dim too small to be worth it.
 PARAMETER_DIMS: tuple[tuple[str, str], ...] = (
+    # Tables and norms of BERT, GPT and static vectors.
     (r"backbone/embeddings/tokens", "VD"),
     (r"backbone/embeddings/positions", "LD"),
     (r"backbone/embeddings/segments", "TD"),
     (r"backbone/(embeddings/)?norm/(scale|bias)", "D"),
+    # Transformer layers, stacked on a leading N.
     (r"backbone/layers/attention/(query|key|value)/kernel", "NDHK"),
     (r"backbone/layers/attention/(query|key|value)/bias", "NHK"),
     (r"backbone/layers/attention/out/kernel", "NHKD"),
@@ -41,6 +43,7 @@ PARAMETER_DIMS: tuple[tuple[str, str], ...] = (
     (r"backbone/layers/ffn/out/kernel", "NFD"),
     (r"backbone/layers/(attention/out|ffn/out)/bias", "ND"),
     (r"backbone/layers/(attention|ffn)_norm/(scale|bias)", "ND"),
+    # ELMo: characters, filters, highways, LSTMs, and the state that these carry from batch to batch.
     (r"backbone/embeddings/characters", "_E"),
     (r"backbone/embeddings/filters_\d+/kernel", "_E_"),
     (r"backbone/embeddings/filters_\d+/bias", "_"),
@@ -53,6 +56,7 @@ PARAMETER_DIMS: tuple[tuple[str, str], ...] = (
     (r"backbone/layers/(forward|backward)/projection", "NUJ"),
     (r"carry/backbone/layers/(forward|backward)/cell", "BNU"),
     (r"carry/backbone/layers/(forward|backward)/hidden", "BNJ"),
+    # BERT's pooler and the heads of pretraining.
     (r"backbone/pooler/kernel", "D_"),
     (r"backbone/pooler/bias", "D"),
     (r"heads_mlm/transform/kernel", "D_"),
@@ -62,10 +66,11 @@ PARAMETER_DIMS: tuple[tuple[str, str], ...] = (
     (r"heads_bilm/kernel", "VJ"),
     (r"heads_bilm/bias", "V"),
     (r"heads_(mlm|lm)/table", "VD"),
-    (r"heads_(nsp|classify|regress|tag|span)/kernel", "DC"),
+    (r"heads_(?!bilm|choice)\w+/kernel", "DC"),
     (r"heads_span/query/kernel", "DC_"),
     (r"heads_span/query/bias", "C_"),
-    (r"heads_(nsp|classify|regress|tag|span)/bias", "C"),
+    (r"heads_(?!mlm|bilm|choice)\w+/bias", "C"),
+    # Task heads on a mix of layers: the mix, the task's biLSTM, the linear map and the CRF over tags.
     (r"heads_\w+/features/(output_)?mix/weights", "_"),
     (r"heads_\w+/features/(output_)?mix/gamma", ""),
     (r"heads_\w+/features/lstm(_\d+)?/(forward|backward)/cell/[ih][ifgo]/kernel", "__"),
@@ -101,6 +106,7 @@ def check(x: jax.Array | np.ndarray, dims: str, **sizes: int) -> dict[str, int]:
     """
     if x.ndim != len(dims):
         raise ValueError(f"an array of shape {tuple(x.shape)} is not {dims}: {len(dims)} dims are wanted")
+    # The caller, else the first axis with a letter, fixes its size; every later axis must agree. "_" is no letter.
     by_letter = dict(sizes)
     for letter, size in zip(dims, x.shape, strict=True):
         if letter != "_" and by_letter.setdefault(letter, size) != size:

@@ -9,7 +9,7 @@ from contexture.configs import recipes
 from contexture.configs.finetuning import finetune_run
 from contexture.data.config import Family, Stream
 from contexture.data.families.registry import TEXT_FAMILIES
-from contexture.data.tasks.batch.batches import ANSWERS
+from contexture.data.task_kinds import KINDS
 from contexture.data.tokenizers import elmo_char_ids
 from contexture.models import config, elmo
 from contexture.models.families import MODEL_FAMILIES, example
@@ -35,7 +35,6 @@ def test_the_rows_of_special_words_are_where_the_model_reads_them():
 
 
 PRETRAINED = ("bert.tiny", "gpt.tiny", "elmo.tiny")
-KINDS = tuple(ANSWERS)
 
 
 def _read_by(run: Run) -> tuple[set[str], set[str]]:

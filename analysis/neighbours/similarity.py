@@ -14,7 +14,8 @@ from contexture.analysis.trained_model import TrainedModel
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
-from contexture.data.tasks.read.columns import USUAL_NUMBERS, find_columns
+from contexture.data.task_kinds import USUAL_NUMBERS
+from contexture.data.tasks.read.columns import find_columns
 from contexture.data.tasks.read.examples import Example, Pair
 from contexture.data.tasks.read.read_examples import check_sources, examples, open_table
 from contexture.data.text.written_numbers import written_number

@@ -17,7 +17,7 @@ from contexture.models.heads.chunked_softmax import next_token_loss
 from contexture.models.layers.blocks import Linear
 from contexture.models.model import Outputs
 from contexture.models.shapes import path_of
-from contexture.train.evaluation.predictions import PredictionCollector
+from contexture.train.evaluation.predictions import ClassCollector
 from contexture.train.losses import Sum, cross_entropy, has_best
 from contexture.train.objectives import OBJECTIVES, WithLmLoss, WithMixPenalty
 from tests.helpers.long import long
@@ -219,7 +219,7 @@ def test_a_prediction_out_of_a_tie_is_named_and_counts_as_no_hit():
     )
     split.origin = lambda row: "dev.tsv:1"
     held_out: Any = SimpleNamespace(split=split, numbers=lambda step: np.arange(4), ends_window=lambda step: True)
-    answers = PredictionCollector(held_out)
+    answers = ClassCollector(held_out)
     scores = np.array([[0.5, 0.5], [np.nan, np.nan], [0.4, 0.6], [0.6, 0.4]], np.float32)
     named = [record.get("prediction") for record in answers.add(0, {"scores": scores})]
     assert named == ["a", "a", "b", "a"]

@@ -203,12 +203,16 @@ ANALYSIS = (
          "analysis/test_layers.py::test_the_weights_of_the_last_four_layers_have_those_layers_numbers"),
     ),
     *mutants_of(
+        "analysis/pooling.py",
+        ("embed.mean-is-first", "mean_over(states, units)),", "mean_over(states, first(units))),", _PIECES),
+        ("embed.mean-without-marks", '"mean": Pooling(lambda states, units, words: mean_over(states, units)',
+         '"mean": Pooling(lambda states, units, words: mean_over(states, words)', _PIECES),
+        ("embed.cls-elsewhere", "first(units)), reads_cls", "first(words)), reads_cls", _UNITS),
+        ("embed.last-is-the-first-word", "first(words[:, ::-1])[:, ::-1]", "first(words)", _PIECES),
+    ),
+    *mutants_of(
         "analysis/embed.py",
-        ("embed.marks-in-the-mean", "int(own and pool != \"cls\"), count_B - int(own)", "0, count_B", _PIECES),
-        ("embed.mean-is-last", 'if pool in ("cls", "last"):', "if True:", _PIECES),
-        ("embed.mean-without-marks", "own = ends and pool != \"mean\"", "own = ends", _PIECES),
-        ("embed.cls-elsewhere", '(0 * behind_B1 if pool == "cls" else', '(0 * behind_B1 + 1 if pool == "cls" else',
-         _UNITS),
+        ("embed.marks-in-the-mean", "(place_1L < count_B1 - int(ends))", "(place_1L < count_B1)", _PIECES),
         ("embed.sorted-vectors", "vectors[place] = own[", "vectors[row] = own[", _SORTED),
     ),
     *mutants_of(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from contexture.data.pretraining import sentence_pairs
-from contexture.data.tasks.batch.batches import ANSWERS
+from contexture.data.task_kinds import KINDS
 from contexture.models.encoding import Encoding
 from contexture.models.heads.chunked_softmax import TokenLosses
 from contexture.models.model import Outputs
@@ -106,7 +106,7 @@ def test_lines_that_fill_up_a_batch_change_no_sum(name: str):
     objective, rng, lines = OBJECTIVES[name], np.random.default_rng(5), 5
     sizes = {"B": (lines,), "BL": (lines, 5), "BP": (lines, 3), "BA": (lines, 4)}
     batch: dict[str, Any] = {}
-    for field, kind in (sentence_pairs.FIELDS if name == "mlm_nsp" else ANSWERS[name]).items():
+    for field, kind in (sentence_pairs.FIELDS if name == "mlm_nsp" else KINDS[name].batch).items():
         if field in ("tokens", "segments", "mask", "slots"):
             continue
         dtype, dims = kind.split()

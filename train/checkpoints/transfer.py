@@ -1,4 +1,4 @@
-"""Parameters taken from the folder of a run: for evaluation, for predictions, and as the start of another run."""
+"""Loads the parameters of a run: for evaluation, for predictions, and as the start of another run."""
 
 import functools
 import logging
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from contexture.data.task_kinds import KINDS
 from contexture.models.config import TransformerConfig
 from contexture.models.families import build
 from contexture.models.layers.stacked import unstack_layers
@@ -39,15 +40,15 @@ Shapes: TypeAlias = dict[str, list[int]]
 ShowTable: TypeAlias = Callable[[str, Iterable[str], Iterable[Iterable[str]]], None]
 """Shows a table: (title, columns, rows)."""
 _MAY_GROW = "VLT"
-"""Dims of which another run may have more: tokens, positions, segments."""
+"""Dims that may grow from one run to the next: tokens, positions, segments."""
 _POOLER = "backbone/pooler/"
 _TABLES = ("backbone/embeddings/tokens", "heads_lm/table")
-"""Parameters with a row for each token, which a GPT's task adds tokens to."""
+"""Parameters with a row for each token, which grow when a GPT's task adds tokens."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model with trained parameters, and the step they are of."""
+    """A model with trained parameters, and the step that they were saved at."""
 
     model: Model
     params: Params
@@ -56,33 +57,36 @@ class Loaded:
     @functools.cached_property
     def unstacked(self) -> Params:
         """The parameters as forward passes read them (`unstack_layers`), made when first asked for on the current mesh.
-        The layers are then in memory twice, as they were in each run of a program that copied them."""
+        This holds the layers in memory twice, no more than a forward pass that copies them would."""
         return unstack_layers(self.params, self.model.config)
 
 
 def model_of(run: Run, labels: tuple[str, ...]) -> Model:
-    """Returns the model of a run with the heads that its objective trains. labels: those of its task."""
+    """Returns the model of a run with the heads that its objective trains. labels: of its task."""
+    # A regression has no labels and a head of one output.
     return build(run.model, objective_of(run).heads, max(len(labels), 1), run.head)
 
 
 def with_attention_of_this_device(run: Run) -> Run:
-    """Returns the run with the implementation of attention left to the devices here: it may come from others."""
+    """Returns the run with its attention kernel left to the devices here, which may differ from those it trained on."""
+    # LSTMs and static vectors have no attention.
     if not isinstance(run.model, TransformerConfig):
         return run
     return replace(run, model=replace(run.model, attention="auto"))
 
 
 def first_good(folder: Path, step: Step, read: Callable[[Path], T]) -> T:
-    """Returns the result of `read` for the first checkpoint that it can read.
+    """Returns the result of `read` for the first checkpoint that it can read, in the order of `find_steps`.
 
     Raises CheckpointError if none is good.
     """
+    # As in training, a damaged checkpoint costs a warning and not the command.
     bad = []
     for number in find_steps(folder, step):
         try:
             return read(folder / "checkpoints" / str(number))
         except CheckpointError as error:
-            # Whoever trains the run removes checkpoints that are older than those that it keeps.
+            # The run may be training meanwhile, and its retention removes older checkpoints: that is no damage.
             there = (folder / "checkpoints" / str(number)).is_dir()
             bad.append(f"step {number}: {error if there else 'removed while it was read'}")
             logger.warning(f"checkpoint of {bad[-1]}")
@@ -100,14 +104,23 @@ def load_parameters(
 ) -> Loaded:
     """Returns the parameters alone (no optimizer) of a checkpoint, sharded over the mesh.
 
-    Logs it where the best checkpoint answers and is not the newest. The model gets the attention of the devices here,
-    which need not be those that it was trained on.
-    Adapters are merged into their kernels, unless `merge` is False.
+    Logs the step where the best checkpoint is loaded and is not the newest.
 
-    Raises ConfigError if there is no such step, CheckpointError if none is good.
+    Args:
+        folder: the run.
+        run: its settings; the model gets the attention kernel of the devices here.
+        labels: of its task.
+        mesh: the devices.
+        step: the checkpoint, as `find_steps` takes it.
+        merge: whether adapters are merged into their kernels.
+
+    Raises:
+        ConfigError: when there is no such step.
+        CheckpointError: when none is good.
     """
     run = with_attention_of_this_device(run)
     model = model_of(run, labels)
+    # Parameters alone are read: the optimizer's moments would be twice as much.
     expected = parameter_shapes(model, run, mesh)
 
     def read(directory: Path) -> Loaded:
@@ -115,6 +128,7 @@ def load_parameters(
         return Loaded(model, merged(params, run.optim) if merge else params, meta["step"])
 
     loaded = first_good(folder, step, read)
+    # Said only where it may surprise: results are of an earlier step than the newest.
     newest = manager.steps(folder / "checkpoints")[-1]
     if loaded.step < newest and (step == "best" or (step is None and run.evaluate.patience)):
         logger.info(f"step {loaded.step} of {folder}, the best {run.evaluate.metric}; the newest is step {newest}")
@@ -125,10 +139,11 @@ def load_parameters(
 class Account:
     """What becomes of every parameter, by path.
 
-    kept     its shape, in both runs
-    new      its shape; the source lacks it
-    grown    (its shape in the source, its shape now)
-    dropped  its shape in the source; the new run lacks it
+    Args:
+        kept: its shape, the same in both runs
+        new: its shape; the source lacks it
+        grown: (its shape in the source, its shape now)
+        dropped: its shape in the source; the new run lacks it
     """
 
     kept: Shapes
@@ -137,8 +152,9 @@ class Account:
     dropped: Shapes
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Returns the rows of a table (what, parameter, shape); the kept ones as one row for each head and backbone."""
+        """Returns the rows of a table (what, parameter, shape); kept ones as one row for the backbone and each head."""
         rows = []
+        # A row for every kept tensor would bury the few that matter: new, grown and dropped ones.
         for top in dict.fromkeys(path.partition("/")[0] for path in self.kept):
             inside = [shape for path, shape in self.kept.items() if path.partition("/")[0] == top]
             rows.append(("kept", f"{top}/… ({len(inside)} tensors)", f"{sum(map(prod, inside)):,}"))
@@ -152,19 +168,22 @@ def _times(shape: list[int]) -> str:
 
 
 def account(stored: Shapes, expected: Shapes, run: Run, same_task: bool) -> Account:
-    """Returns which of the `stored` parameters of `run.init.run` go into those that `run` expects.
+    """Matches the `stored` parameters of `run.init.run` with those that `run` expects: each is accounted for.
 
     Heads may come and go. Raises ConfigError for any other parameter that has no counterpart of its shape.
     """
     source = run.init.run
-    # A head fits by its shape also where its classes are others: a task's is kept only for the same task.
-    kinds = ("classify", "regress", "tag", "choice", "span") if same_task else ()
+    # A head may fit by its shape though its classes are others: a task's head is kept only for the same task.
+    kinds = tuple(KINDS) if same_task else ()
     heads = {"heads_mlm", "heads_nsp", "heads_bilm", "heads_lm", *(f"heads_{kind}" for kind in kinds)}
     result = Account({}, {}, {}, {})
+    # First what the source has: dropped, kept, grown, or an error.
     for path, shape in stored.items():
         top = path.partition("/")[0]
+        # Dropped: heads that the new run has not, or another task's, or all of them at the user's word.
         if top.startswith("heads_") and (path not in expected or top not in heads or run.init.drop_heads):
             result.dropped[path] = shape
+        # Any other part belongs to the model: silently dropping it would start from half a model.
         elif path not in expected:
             raise ConfigError(f"{source} holds {path} {shape}, for which this model has no place; give the same model")
         elif expected[path] == shape:
@@ -172,9 +191,11 @@ def account(stored: Shapes, expected: Shapes, run: Run, same_task: bool) -> Acco
         elif run.init.grow and _grows(path, shape, expected[path]):
             result.grown[path] = shape, expected[path]
         else:
+            # A size differs: three ways out, by what differs.
             other = "give the same head, or --init.drop-heads" if top.startswith("heads_") else "give the same model"
             mend = "allow it with --init.grow" if _grows(path, shape, expected[path]) else other
             raise ConfigError(f"{source} holds {path} {shape}, this model wants {expected[path]}; {mend}")
+    # Then what it lacks: only heads and adapters may be drawn anew, never a part of the backbone.
     for path, shape in expected.items():
         if path not in result.kept and path not in result.grown:
             if not path.startswith(("heads_", f"{ADAPTERS}/")):
@@ -187,6 +208,7 @@ def _grows(path: str, old: list[int], new: list[int]) -> bool:
     """Returns whether only rows are added: of the vocabulary, the positions, the segments."""
     if len(old) != len(new):
         return False
+    # By letter: V, L and T count rows of a table. Any other size belongs to the model.
     pairs = zip(dims_of(path), old, new, strict=True)
     return all(a == b or (a < b and letter in _MAY_GROW) for letter, a, b in pairs)
 
@@ -196,10 +218,20 @@ def begin_from(
 ) -> State:
     """Returns the state `fresh` with the parameters of `run.init.run` where it has them; shows what becomes of each.
 
-    vocab_size: tokens of the new run's vocabulary. Raises ConfigError for a parameter that is not accounted for,
-    CheckpointError if no checkpoint is good.
+    Args:
+        run: the new run.
+        labels: of its task.
+        vocab_size: tokens of its vocabulary.
+        fresh: its state, randomly initialised; step and moments stay.
+        mesh: the devices.
+        show_table: prints the account.
+
+    Raises:
+        ConfigError: when a parameter is not accounted for.
+        CheckpointError: when no checkpoint of the source is good.
     """
     folder = Path(run.init.run)
+    # A baseline: model and vocabulary of the run, without what it has learned.
     if run.init.random:
         logger.info(f"took the model and vocabulary of {folder}; its parameters are initialised randomly")
         return fresh
@@ -211,6 +243,7 @@ def begin_from(
         # Plan: what goes where, from shapes alone. Nothing large is read before all is accounted for.
         stored = _stored_shapes(directory)
         adapters = [path for path in stored if path.startswith(f"{ADAPTERS}/")]
+        # Adapters are no part of the account: they are merged into the source's kernels below.
         own = {path: shape for path, shape in stored.items() if path not in adapters}
         plan = account(_without_spare_rows(own, vocab_size, source_vocab), _shapes(fresh.params), run, same_task)
         # Load what is taken, as it is stored; then merge it into the fresh parameters.
@@ -218,10 +251,12 @@ def begin_from(
         if adapters:
             source = by_path(merged(nested(source), record.run.optim))
             logger.info(f"merged the adapters of {folder} into its kernels")
+        # Spare rows of the source are cut off: new tokens keep the random rows that `fresh` has for them.
         if vocab_size > source_vocab:
             source |= {path: source[path][:source_vocab] for path in _TABLES if path in source}
         params = _merge(fresh.params, source)
         rows = plan.rows()
+        # Last of all, so that layers that were just taken over are redrawn.
         if run.init.redraw_layers:
             params = redraw_layers(params, fresh.params, run.init.redraw_layers)
             rows.append(_redrawn_row(params, run.init.redraw_layers))
@@ -235,13 +270,15 @@ def begin_from(
 def _source_vocab_size(run: Run, folder: Path, record: RunRecord, vocab_size: int) -> int:
     """Returns how many tokens of the new vocabulary the source was trained on.
 
-    A task may add tokens, those that mark a GPT's sequences (Radford et al. 2018, section 3.3).
+    A task of a GPT adds start, delimiter and extract tokens (Radford et al. 2018, section 3.3).
     """
+    # For others the sizes are equal by now: the run has taken the source's vocabulary over.
     adds_tokens = bool(run.text.task_tokens) and run.task.kind != "off"
     return read_tokenizer(folder, record).size if adds_tokens else vocab_size
 
 
 def _stored_shapes(directory: Path) -> Shapes:
+    # From the item `meta`, a small file: no array is read for the plan.
     shapes = manager.read_meta_together(directory)["shapes"]
     return {name.removeprefix("params/"): shape for name, shape in shapes.items() if name.startswith("params/")}
 
@@ -251,10 +288,10 @@ def _shapes(params: Params) -> Shapes:
 
 
 def _without_spare_rows(stored: Shapes, vocab_size: int, source_vocab: int) -> Shapes:
-    """Returns the shapes as if the token tables ended with the source's vocabulary, where tokens are added.
+    """Returns the shapes with token tables cut to the source's vocabulary, if tokens are added.
 
-    A table may have more rows than the vocabulary has tokens. Those rows were never trained: new tokens do not get
-    them.
+    A table may have more rows than the vocabulary has tokens. Those rows were never trained, so new tokens must not
+    inherit them.
     """
     if vocab_size <= source_vocab:
         return stored
@@ -264,7 +301,8 @@ def _without_spare_rows(stored: Shapes, vocab_size: int, source_vocab: int) -> S
 def _load(
     directory: Path, paths: Iterable[str], stored: Shapes, params: Params, mesh: Mesh
 ) -> tuple[dict[str, jax.Array], int]:
-    """Returns (the parameters of these paths with the shapes that are stored, the checkpoint's step)."""
+    """Returns (the parameters of these paths in their stored shapes, the checkpoint's step)."""
+    # A table that grows is read in its old shape, sharded by the same rule, and put into the larger one afterwards.
     dtypes = {path: x.dtype for path, x in by_path(params).items()}
 
     def expected(path: str) -> jax.ShapeDtypeStruct:
@@ -272,17 +310,20 @@ def _load(
         sharding = meshes.sharding(mesh, dims_of(path), shape)
         return jax.ShapeDtypeStruct(shape, dtypes.get(path, jnp.float32), sharding=sharding)
 
+    # Only these arrays are read and verified; the moments and dropped heads stay on the disk.
     tree = nested({path: expected(path) for path in paths})
     restored, meta = manager.restore(directory, tree, mesh, "params", part=True)
     return by_path(restored), meta["step"]
 
 
 def _merge(params: Params, source: Mapping[str, jax.Array]) -> Params:
-    """Returns the parameters with those of the source in their place, or in their first rows where they grew."""
+    """Returns the parameters with the source's in their place, or in the first rows where a table grew."""
 
+    # None: the source has no such parameter, and x keeps its fresh values.
     def put(x: jax.Array, value: jax.Array | None) -> jax.Array:
         if value is None or value.shape == x.shape:
             return x if value is None else value
+        # Jitted with the sharding of x, so a sharded table is never whole on one device.
         put_rows = jax.jit(lambda x, v: x.at[tuple(slice(n) for n in v.shape)].set(v), out_shardings=x.sharding)
         return put_rows(x, value)
 
@@ -290,14 +331,15 @@ def _merge(params: Params, source: Mapping[str, jax.Array]) -> Params:
 
 
 def redraw_layers(params: Params, fresh: Params, count: int) -> Params:
-    """Returns the parameters with the top `count` layers, and the pooler, as they are in `fresh`.
+    """Returns the parameters with the top `count` layers, and the pooler, replaced by those in `fresh`.
 
-    The top layers are specialised in the pretraining's own task, which makes them a worse start for another than random
+    The top layers are specialised in the pretraining task, which makes them a worse start for another task than random
     ones, above all with few examples (Zhang et al. 2021, Revisiting few-sample BERT fine-tuning, section 5).
     """
 
     def redrawn(keys: tuple[object, ...], x: jax.Array, new: jax.Array) -> jax.Array:
         path = path_of(keys)
+        # The pooler lies on top of the layers, and serves next sentence prediction in pretraining.
         if path.startswith(_POOLER):
             return new
         if not path.startswith("backbone/layers/"):
@@ -310,8 +352,9 @@ def redraw_layers(params: Params, fresh: Params, count: int) -> Params:
 
 
 def _redrawn_row(params: Params, count: int) -> tuple[str, str, str]:
-    """Returns the row of the table for the layers that were drawn: how many, and how many numbers they are."""
+    """Returns the table's row for the redrawn layers: how many, and how many numbers they hold."""
     by_name = by_path(params)
+    # x is [N, …]: a layer's share of a stack is its size over N.
     layers = [x for path, x in by_name.items() if path.startswith("backbone/layers/")]
     pooler = [x.size for path, x in by_name.items() if path.startswith(_POOLER)]
     numbers = sum(x.size // x.shape[0] * count for x in layers) + sum(pooler)
@@ -320,6 +363,7 @@ def _redrawn_row(params: Params, count: int) -> tuple[str, str, str]:
 
 
 def _warn_of_frozen_tokens(run: Run, params: Params, new_tokens: int) -> None:
+    # Task tokens are new, and a frozen table would leave them random for ever: legal, but rarely meant.
     multipliers = by_path(lr_multipliers(run.optim, params)) if new_tokens else {}
     if (new_tokens and run.optim.lora_rank) or not np.any(multipliers.get(_TABLES[0], 1.0)):
         logger.warning(f"{new_tokens} new token embeddings are frozen at their random initial values")

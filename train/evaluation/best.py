@@ -1,4 +1,4 @@
-"""The best evaluation so far, and the metrics of a guess by frequency alone."""
+"""The best evaluation so far, and the unigram baseline."""
 
 import dataclasses
 import math
@@ -19,8 +19,8 @@ NO_CHECKPOINT = (
 def unigram_baseline(counts_V: np.ndarray, labels_V: np.ndarray) -> dict[str, float]:
     """p = (count + 1) / Σ (count + 1) of the training text; loss = -Σ labels · log p / Σ labels, in nats.
 
-    counts_V, labels_V: how often each token occurs in the training text and is to be predicted. The accuracy is that of
-    always predicting the most frequent token.
+    counts_V, labels_V: how often each token occurs in the training text, and how often it is to be predicted. The
+    accuracy comes from always predicting the most frequent token.
     """
     # Add-one smoothing: a token that the training text lacks must not make the loss infinite.
     prob_V = (counts_V + 1.0) / (counts_V.sum() + len(counts_V))
@@ -31,14 +31,16 @@ def unigram_baseline(counts_V: np.ndarray, labels_V: np.ndarray) -> dict[str, fl
 
 
 def value_to_minimise(metric: str, figures: dict[str, float]) -> float:
-    """Returns a metric's value, its sign turned if higher is better: the best checkpoint has the lowest.
+    """Returns a metric's value, negated if higher is better: the best checkpoint has the lowest.
 
     Raises ConfigError for a metric that was not measured, or whose better direction is not known.
     """
+    # Called with names alone before training, so that a misspelt metric is refused at once.
     if metric not in figures:
         raise ConfigError(
             f"evaluate.metric={metric} is not measured{did_you_mean(metric, figures)}; there are " + ", ".join(figures)
         )
+    # A metric without a direction (a threshold, say) cannot choose a checkpoint.
     if metric not in metrics.BETTER:
         known = ", ".join(name for name in figures if name in metrics.BETTER)
         raise ConfigError(
@@ -57,7 +59,8 @@ class Best:
     evals_without_improvement: int = 0
 
     def update(self, step: int, rank: float) -> None:
-        """Takes the evaluation of a step. Of equals the first is the best; NaN is never better."""
+        """Takes the evaluation of a step. Ties go to the earlier step; NaN is never better."""
+        # A step that ties has not improved: patience counts it.
         if math.isfinite(rank) and (self.rank is None or rank < self.rank):
             self.rank, self.step, self.evals_without_improvement = rank, step, 0
         else:
@@ -65,15 +68,21 @@ class Best:
 
 
 def note_better(records: Iterable[Mapping[str, Any]], metric: str, best: int, saved: Iterable[int]) -> str | None:
-    """Returns a line about an evaluation that was better than that of the best checkpoint; None if there was none.
+    """Returns a line about an evaluation that was better than the best checkpoint's; None if there was none.
 
-    records: of a metrics.jsonl; best: the step of the best checkpoint; saved: the steps of all good ones.
+    Args:
+        records: the lines of a metrics.jsonl.
+        metric: the metric that decides.
+        best: the step of the best checkpoint.
+        saved: the steps of all good checkpoints.
     """
     # Step 0 is the model that the run was initialised from, which is no checkpoint of this run.
     held = {r["step"]: r[metric] for r in records if r["split"] == "dev" and r["step"] and r.get(metric) is not None}
     if best not in held:
         return None
+    # Steps that were evaluated but not saved: the best one may be among them, out of reach.
     unsaved = held.keys() - {*saved}
+    # A tie is no better: the best checkpoint comes first among equals, then the earlier step.
     step = min({best} | unsaved, key=lambda step: (metrics.rank(metric, held[step]), step != best, step))
     if step == best:
         return None

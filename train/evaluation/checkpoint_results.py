@@ -1,11 +1,10 @@
-"""The results of a run's checkpoints: a line each in checkpoints.jsonl, and a curve for TensorBoard.
+"""Stores the results of a run's checkpoints: a line each in checkpoints.jsonl, and a curve for TensorBoard.
 
-A line holds what was evaluated beside the result, so that the same command, started again, evaluates only what is
-missing:
+Each line also holds what was evaluated, so that the same command, started again, evaluates only what is missing:
 
     of            what the result depends on: the data's fingerprint, the batch, the threshold of no answer, the version
     checkpoint    a digest of the checkpoint's digests, which changes with any of its numbers
-    written       sha256 of the predictions that stand beside the result, where there are any
+    written       sha256 of the file of predictions, if there is one
 """
 
 import hashlib
@@ -29,12 +28,12 @@ logger = logging.getLogger(__name__)
 
 NAME = "checkpoints.jsonl"
 _BASELINES = ("majority_", "mean_mse", "unigram_")
-"""Beginnings of the names of metrics that no model has a part in."""
+"""Prefixes of the names of baseline metrics, which do not depend on a model."""
 
 
 class CheckpointResult(TypedDict):
-    """The evaluation of one checkpoint; of a task also a row for each file, where there are several, a row for each
-    label, and the file of predictions; where figures were asked for, their folder and the calibration."""
+    """The evaluation of one checkpoint. A task adds a row for each file, if there are several, a row for each label,
+    and the file of predictions; figures add their folder and the calibration."""
 
     step: int
     metrics: dict[str, Figure]
@@ -46,7 +45,8 @@ class CheckpointResult(TypedDict):
 
 
 def numbers_of(metrics: Mapping[str, Figure]) -> list[tuple[str, float]]:
-    """Returns the metrics of a model that are numbers, without those of a guess by frequency alone."""
+    """Returns the metrics that are numbers, without the baselines."""
+    # None is a metric that was not finite.
     return [
         (name, value)
         for name, value in metrics.items()
@@ -60,38 +60,51 @@ class CheckpointResults:
     def __init__(
         self, run: Path, to: Path, name: str, split: str, of: Callable[[int], dict[str, object]], events: bool
     ) -> None:
-        """run: its folder; to: the folder of checkpoints.jsonl and of the predictions; name: of the data, in the names
-        of the curve and of the predictions' folders; split: in the names of the curve's figures; of: what the result
-        of a step depends on beside the checkpoint; events: whether a curve is written.
+        """Reads the results of earlier calls.
 
-        Raises ConfigError if nothing may be written to `to`.
+        Args:
+            run: the run's folder.
+            to: the folder of checkpoints.jsonl and of the predictions.
+            name: names the data, in the curve's and the predictions' folders.
+            split: names the figures of the curve.
+            of: step → what its result depends on, apart from the checkpoint.
+            events: whether to write a curve.
+
+        Raises:
+            ConfigError: when nothing may be written to `to`.
         """
         self.path, self.split = to / NAME, split
         self._checkpoints, self._name = run / "checkpoints", name
         self._of, self._version = of, versions().get("contexture", "")
+        # All processes evaluate and gather; one of them writes.
         self._speaks = jax.process_index() == 0
         self._curve = run / "tensorboard" / f"evaluated-{name}" if events and self._speaks else None
         self._events: Any = None
         if self._speaks:
+            # Before the first evaluation, which may take hours.
             make_folder(to, "--to")
         # Processes of a job may see different files: all of them evaluate everything.
         self._stored = _read(self.path) if jax.process_count() == 1 else {}
 
     def removed_steps(self) -> list[int]:
-        """Returns the steps that have a result, and whose checkpoints retention has removed since."""
+        """Returns the steps with a result whose checkpoints retention has removed since."""
+        # Their results stay in table and curve, though nobody can evaluate them again.
         existing = set(steps(self._checkpoints))
         return [step for step in self._stored if step not in existing and self.stored(step)]
 
     def stored(self, step: int) -> CheckpointResult | None:
-        """Returns the result that an earlier call wrote for this checkpoint, data and settings; None for none."""
+        """Returns the result that an earlier call wrote for this checkpoint, data and settings, or None."""
         digest, of = self.digest(step), self._facts(step)
+        # Newest first: a step may have been evaluated on several data, or by several versions.
         for record in self._stored.get(step, ()):
+            # digest None: the checkpoint is gone, and the stored result is all there is of it.
             if record["of"] != of or digest not in (None, record["checkpoint"]):
                 continue
             result = cast(CheckpointResult, {**record["result"]})
+            # Pretraining: there are no predictions.
             if record["written"] is None:
                 return result
-            # Predictions of other examples may have taken the place of those that the result is of.
+            # The file of predictions may have been replaced by one for other examples.
             file = self._predictions(step)
             if record["written"] == _sha256(file):
                 result["predictions"] = str(file)
@@ -99,23 +112,25 @@ class CheckpointResults:
         return None
 
     def _facts(self, step: int) -> dict[str, object]:
+        # Another version of the program may compute other metrics.
         return {**self._of(step), "version": self._version}
 
     def _predictions(self, step: int) -> Path:
         return self.path.parent / f"{self._name}-{step}" / "predictions.jsonl"
 
     def digest(self, step: int) -> str | None:
-        """Returns the digest of a checkpoint, "" of one that is damaged; None where it is no longer there."""
+        """Returns the digest of a checkpoint, "" if it is damaged, None if it is gone."""
         try:
             return digest_of(self._checkpoints / str(step))
         except CheckpointError:
             return "" if (self._checkpoints / str(step)).is_dir() else None
 
     def add(self, result: CheckpointResult, checkpoint: str | None) -> None:
-        """Takes the next result in order of step. checkpoint: the digest of what was evaluated, None for a result of an
-        earlier call."""
+        """Adds the next result, in order of step. checkpoint: the digest of the evaluated checkpoint; None for a stored
+        result."""
         if checkpoint is not None and self._speaks:
             facts = {name: value for name, value in result.items() if name != "predictions"}
+            # Absolute paths are left out: the line stays true when the run is moved.
             written = _sha256(self._predictions(result["step"])) if "predictions" in result else None
             record = {
                 "step": result["step"],
@@ -124,23 +139,26 @@ class CheckpointResults:
                 "written": written,
                 "result": facts,
             }
+            # Appended in one write: readers and a kill see whole lines, or a torn last one.
             with open(self.path, "a+b") as file:
-                # A line that was torn by a kill is closed; it is read as damaged, and left out.
+                # A line torn by a kill is ended here; `_read` skips it as damaged.
                 torn = file.tell() > 0 and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
                 file.write(b"\n" * torn + json.dumps(record, ensure_ascii=False).encode() + b"\n")
         if self._curve is not None and (checkpoint is not None or self._events is not None):
             self._draw(self._curve, result["step"], result)
 
     def _draw(self, curve: Path, step: int, result: CheckpointResult) -> None:
-        """Adds a point to the curve; from the first new one on all are written, since TensorBoard hides what older
-        files of events say of the steps behind the first of a new file."""
+        """Adds a point to the curve. From the first new point on all are written again, since TensorBoard hides older
+        event files from the first step of a newer one on."""
         from contexture.train.loggers.tensorboard import Events
 
         try:
+            # Opened with the first new result; a command that finds everything stored writes nothing.
             self._events = self._events or Events(curve, step - 1)
             figures = {name: x for name, x in result["metrics"].items() if isinstance(x, int | float)}
             self._events.add(step, self.split, figures)
             self._events.flush()
+        # A curve is a convenience: the evaluation goes on without it.
         except OSError as error:
             logger.warning(f"no curve is written to {curve}: {error.strerror}")
             self._curve = None
@@ -153,7 +171,7 @@ class CheckpointResults:
 
 
 def _sha256(file: Path) -> str:
-    """Returns the digest of a file; "" where there is none."""
+    """Returns the sha256 of a file, "" if there is none."""
     try:
         with open(file, "rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
@@ -165,7 +183,7 @@ _FIELDS = {"step": int, "of": dict, "checkpoint": str, "written": (str, type(Non
 
 
 def _read(path: Path) -> dict[int, list[dict[str, Any]]]:
-    """Returns the lines by step, the newest first; damaged ones are left out."""
+    """Returns the records by step, newest first, without damaged lines."""
     records: dict[int, list[dict[str, Any]]] = {}
     try:
         lines = path.read_bytes().splitlines()
@@ -176,6 +194,7 @@ def _read(path: Path) -> dict[int, list[dict[str, Any]]]:
             record = json.loads(line)
         except (ValueError, RecursionError):
             continue
+        # A user may have edited the file: only whole records of the right types count. `...` is of no type below.
         if isinstance(record, dict) and all(isinstance(record.get(n, ...), kind) for n, kind in _FIELDS.items()):
             result = record["result"]
             if result.get("step") == record["step"] and isinstance(result.get("metrics"), dict):

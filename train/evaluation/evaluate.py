@@ -38,9 +38,9 @@ from contexture.train.evaluation.checkpoint_results import CheckpointResult, Che
 from contexture.train.evaluation.figures import Calibration, write_figures
 from contexture.train.evaluation.held_out import HeldOutData, baseline, check_request, open_request
 from contexture.train.evaluation.outputs import computed
-from contexture.train.evaluation.predictions import PredictionCollector, collector_of, metric_names
+from contexture.train.evaluation.predictions import ClassCollector, Collector, collector_of, metric_names
 from contexture.train.evaluation.request import EvaluationRequest
-from contexture.train.evaluation.spans import SpanCollector, answer_counts, searched_threshold
+from contexture.train.evaluation.spans import answer_counts, searched_threshold
 from contexture.train.evaluation.steps import checkpoints_as_written, steps_named, wait_for_first
 from contexture.train.evaluation.submission import SubmittedFile, check_submission, write_submission
 from contexture.train.evaluation.task_metrics import FileRow, LabelRow
@@ -60,11 +60,12 @@ logger = logging.getLogger(__name__)
 class EvaluationResult(TypedDict):
     """The evaluation of a run: the fields of one CheckpointResult, or `checkpoints`, a list of them.
 
-    files     those that were evaluated, as the request names them, in place of the run's own split
-    left_out  rows of them that could not be read
-    unknown   of static vectors, the share of the words that have none
-    results   the file that has a line for each checkpoint, where all were evaluated
-    error     why this run of several could not be evaluated
+    Attributes:
+        files: the evaluated files, as the request names them, if not the run's own split
+        left_out: rows of these files that could not be read
+        unknown: for static vectors, the share of words without one
+        results: the file with a line for each checkpoint, if all were evaluated
+        error: why this run, one of several, could not be evaluated
     """
 
     run: str
@@ -95,12 +96,20 @@ def evaluate(
     mesh: Mesh,
     write: IO[str] | None = None,
     cancel: CancelToken = NEVER,
-) -> tuple[dict[str, float], PredictionCollector | SpanCollector | None]:
+) -> tuple[dict[str, float], Collector | None]:
     """Returns (the loss and all metrics, the predictions of a task or None).
 
-    write gets a JSON line for each example of a task. `cancel` may raise to stop the evaluation.
+    Args:
+        step: the jitted evaluation step.
+        objective: gives the terms of the loss.
+        params: of the model, on the mesh.
+        held_out: the batches.
+        mesh: the devices.
+        write: gets a JSON line for each example of a task.
+        cancel: may raise to stop the evaluation.
     """
     totals: dict[str, np.ndarray] = {}
+    # Sums come from the device; metrics that are no sums (F1, correlations) from the collected predictions.
     collector = collector_of(held_out) if isinstance(held_out, HeldOutTask) else None
     for number, sums, predictions in computed(step, params, held_out, mesh, cancel=cancel):
         # A mean over batches would weigh the last, smaller one too much, so totals and weights are added up, in
@@ -110,13 +119,15 @@ def evaluate(
         for record in collector.add(number, predictions) if collector is not None else ():
             if write is not None:
                 write.write(json.dumps(record, ensure_ascii=False) + "\n")
+    # The loss is put together from the means of its terms, as the step does for a batch.
     metrics = {name: mean(name, total, weight) for name, (total, weight) in totals.items()}
     loss = sum(coefficient * metrics[name] for name, coefficient in objective.terms.items())
     return {"loss": float(loss), **metrics, **(collector.figures() if collector else {})}, collector
 
 
 def measured(model: Model, objective: Objective, run: Run, params: Params, store: Shards | ExampleStore) -> list[str]:
-    """Returns the names of the metrics that `evaluate` measures, without measuring them; params may be shapes."""
+    """Returns the names of the metrics that `evaluate` will return, without computing them; params may be shapes."""
+    # Held-out batches have no negatives: they are measured over the whole vocabulary.
     fields = {name: kind for name, kind in batch_fields(run).items() if name not in SAMPLED}
     batch = example(fields, batch_sizes(run, 1))
 
@@ -127,17 +138,18 @@ def measured(model: Model, objective: Objective, run: Run, params: Params, store
 
     of_task: list[str] = []
     if isinstance(store, ExampleStore):
-        # Whether questions have no answer says the split that is measured, and not training's.
+        # Scores of questions without an answer exist only if the measured split has some, whatever training has.
         spans = store.splits["dev"].spans if store.kind == "span" and "dev" in store.splits else None
         of_task = metric_names(store.kind, store.labels, answer_counts(spans) if spans else ())
     return ["loss", *jax.eval_shape(sums, params), *of_task]
 
 
 def report_odd(held_out: HeldOut) -> dict[str, float]:
-    """Returns how many examples of a task are longer than a sequence, and warns if there are any, how many rows of its
-    files could not be read, and the share of words without a static vector; {} for text."""
+    """Returns the irregularities of a task's examples: how many are longer than a sequence (with a warning), how many
+    rows could not be read, and the share of words without a static vector. {} for text."""
     if not isinstance(held_out, HeldOutTask):
         return {}
+    # Counted once for the data, not for each checkpoint.
     truncated = held_out.split.longer_than(held_out.length)
     if truncated:
         limit = held_out.length
@@ -152,23 +164,29 @@ def report_odd(held_out: HeldOut) -> dict[str, float]:
 def evaluate_run(request: EvaluationRequest, cancel: CancelToken = NEVER) -> EvaluationResult:
     """Evaluates the checkpoint that answers for a run (`find_steps`), or those of `request.step`.
 
-    It uses the run's own mesh if that fits the devices here, else all of them as copies. Raises ConfigError if the
-    folder is no run or holds nothing out, DataError for the user's files, CheckpointError if no checkpoint is good.
+    Uses the run's mesh if it fits the available devices, else pure data parallelism over all of them.
+
+    Raises:
+        ConfigError: when the folder is no run or holds nothing out.
+        DataError: for the user's files.
+        CheckpointError: when no checkpoint is good.
     """
     folder = request.folder
     record = run_file.read(folder)
     if request.submission:
         return cast(EvaluationResult, write_submission(request, record, cancel))
+    # A submission is written by one process; everything else may be a job of several.
     with processes.joined(request.mesh, lambda: manager.steps(folder / "checkpoints")):
         return _evaluate_run(folder, record, request, cancel)
 
 
 def evaluate_runs(requests: Sequence[EvaluationRequest], cancel: CancelToken = NEVER) -> list[EvaluationResult]:
-    """Evaluates several runs; those that are alike but for rate and seed share the compiled program.
+    """Evaluates several runs; those that differ only in rate and seed share the compiled program.
 
-    Raises ConfigError or CheckpointError, before any is evaluated, for what can be seen of each by then. Of what is
-    seen later the line is logged, and is the `error` in the run's place.
+    Raises ConfigError or CheckpointError, before any run is evaluated, for what can be checked in advance. A later
+    error of one run is logged, and becomes the `error` of its result.
     """
+    # First a cheap look at every run: a mistake in the last one should not cost the evaluation of the others.
     submitted = dict[Path, Path]()
     for request in requests:
         record = run_file.read(request.folder)
@@ -180,6 +198,7 @@ def evaluate_runs(requests: Sequence[EvaluationRequest], cancel: CancelToken = N
                     runs = f"{submitted[file]} and {request.folder}"
                     raise ConfigError(f"{runs} would both write {file}; evaluate one of them")
                 submitted[file] = request.folder
+        # At least the last step asked for must have a checkpoint whose JSON is good.
         for step in steps_named(request.folder, request.steps, record.run.evaluate.metric)[-1:]:
             first_good(request.folder, step, read_meta)
     results = list[EvaluationResult]()
@@ -189,6 +208,7 @@ def evaluate_runs(requests: Sequence[EvaluationRequest], cancel: CancelToken = N
         try:
             results.append(evaluate_run(request, cancel))
         except (ConfigError, DataError, CheckpointError) as error:
+            # One run that fails must not cost the results of the others.
             logger.warning(f"{request.run} was not evaluated: {error}")
             results.append(cast(EvaluationResult, {"run": str(request.folder), "error": str(error)}))
     return results
@@ -196,12 +216,14 @@ def evaluate_runs(requests: Sequence[EvaluationRequest], cancel: CancelToken = N
 
 def _evaluate_run(folder: Path, record: RunRecord, request: EvaluationRequest, cancel: CancelToken) -> EvaluationResult:
     meshes.find_devices()  # before anything else asks jax for them
+    # run.json describes the data only once the training has prepared them.
     if request.watch:
         record = wait_for_first(folder, cancel)
     run = record.run
     agree_on_run(run)
     options = {name: value for name, value in dataclasses.asdict(request).items() if name != "run"}
     processes.agree({"options": options}, "start all processes by one command")
+    # Steps may be an iterator without a known end (--watch): results appear as the training writes checkpoints.
     mesh = _mesh(request.mesh, run)
     steps: Iterable[int | None] = (
         checkpoints_as_written(folder, cancel)
@@ -210,6 +232,7 @@ def _evaluate_run(folder: Path, record: RunRecord, request: EvaluationRequest, c
     )
     with meshes.use(mesh, run.model.dtype), open_request(folder, record, request, mesh, cancel) as data:
         odd = report_odd(data.held_out)
+        # All processes must have read the same examples, or their sums would mix.
         agree_on_content(folder, run, data.held_out.tokenizer, data.store)
         evaluation = _Evaluation(folder, record, request, data, mesh, cancel)
         if not request.every_step:
@@ -236,11 +259,13 @@ class _Evaluation:
         self.folder, self.record, self.run, self.request = folder, record, record.run, request
         self.data, self.mesh, self.cancel = data, mesh, cancel
         self.objective = objective_of(self.run)
+        # The figures of a guess do not depend on the checkpoint: once for all.
         self.known = baseline(data.held_out, data.store, cancel) if data.store is not None else {}
 
     def stored_results(self) -> CheckpointResults:
         """Opens the results of the run's checkpoints on these data. Raises ConfigError if they cannot be written."""
 
+        # What a stored result must agree in to be taken over; digest and version are compared as well.
         def depends_on(step: int) -> dict[str, object]:
             return {
                 "data": self.data.fingerprint,
@@ -248,20 +273,22 @@ class _Evaluation:
                 "threshold": self._threshold(step),
             }
 
+        # Predictions of each step lie in a folder of their own, beside the table of all steps.
         to, name = _results_folder(self.folder, self.request), _data_name(self.request)
         return CheckpointResults(self.folder, to, name, self.request.split, depends_on, self.run.log.tensorboard)
 
     def _threshold(self, step: int) -> float | None:
-        """Returns the threshold of no answer for other questions than those that it was searched on: they are answered
-        as `predict` answers them. None where it plays no part."""
+        """Returns the threshold of no answer for questions other than the dev set, on which it was searched: they are
+        answered as `predict` answers them. None where it plays no part."""
+        # On the dev set itself the threshold is searched anew, so none is given.
         others = self.request.files or self.request.split == "test"
         return searched_threshold(self.folder, step) if self.run.task.kind == "span" and others else None
 
     def of_steps(self, steps: Iterable[int | None], stored: CheckpointResults | None = None) -> list[CheckpointResult]:
         """Returns the results of checkpoints, and of those that retention has removed since they were evaluated.
 
-        None is the one that answers. A checkpoint that is damaged, or no longer there, is left out with one line; where
-        none is left it is an error. Raises CheckpointError.
+        Step None is the run's default (`find_steps`). A checkpoint that is damaged or gone is left out with one line.
+        Raises CheckpointError if none is left.
         """
         results: list[CheckpointResult] = []
         failure: CheckpointError | None = None
@@ -277,6 +304,7 @@ class _Evaluation:
                 failure = error
                 continue
             except ConfigError:
+                # Gone between listing and reading: retention removed it, which is no error of the user's.
                 if stored is None or (self.folder / "checkpoints" / str(step)).is_dir():
                     raise
                 logger.warning(f"checkpoint of step {step}: removed before it was read")
@@ -284,18 +312,21 @@ class _Evaluation:
             results.append(result)
             if stored is not None:
                 stored.add(result, digest)
+                # A line for each new result, since a large model takes minutes for each.
                 if known is None:
                     figures = ", ".join(f"{name} {value:.4g}" for name, value in numbers_of(result["metrics"])[:4])
                     logger.info(f"step {result['step']:,}: {figures}")
                 before += known is not None
         if stored is not None and before:
             logger.info(f"{before:,} of {len(results):,} results were in {stored.path} already")
+        # Some results are better than none: a damaged checkpoint among others is a warning.
         if failure is not None and not results:
             raise failure
         return results
 
     @staticmethod
     def _with_removed(steps: Iterable[int | None], stored: CheckpointResults | None) -> Iterator[int | None]:
+        # Merged by step, so that the curve and the table are in the order of training.
         removed = sorted(stored.removed_steps()) if stored is not None else []
         for step in steps:
             while removed and step is not None and removed[0] < step:
@@ -306,12 +337,15 @@ class _Evaluation:
     def _evaluate(self, number: int | None) -> CheckpointResult:
         """Returns the result of a checkpoint. Raises CheckpointError if it is not good, ConfigError if it is gone."""
         folder, held_out = self.folder, self.data.held_out
+        # Parameters alone; the step below is compiled once for all checkpoints (`shared`).
         loaded = load_parameters(folder, self.run, self.record.labels, self.mesh, number)
         step = evaluation_step(loaded.model, self.objective, self.mesh)
         file = _predictions_file(folder, self.request, loaded.step) if self.run.task.kind != "off" else None
         threshold = self._threshold(loaded.step)
+        # Each checkpoint has the threshold that its own evaluation on the dev set found.
         if isinstance(held_out, HeldOutTask) and self.record.counts and threshold is not None:
             held_out.rules = answer_rules(self.run.task, self.record.counts, threshold)
+        # Predictions are written while the device computes the next batch.
         with _writing(file) as write:
             metrics, collector = evaluate(
                 step, self.objective, loaded.unstacked, held_out, self.mesh, write, self.cancel
@@ -321,15 +355,16 @@ class _Evaluation:
             "metrics": {name: plain(value) for name, value in (metrics | self.known).items()},
         }
         if collector is not None:
+            # Only tasks have predictions, rows by file and rows by label.
             if rows := collector.by_file():
                 result["by_file"] = rows
             result["labels"], result["predictions"] = collector.table(), str(file)
-        if self.request.figures and isinstance(collector, PredictionCollector) and jax.process_index() == 0:
+        if self.request.figures and isinstance(collector, ClassCollector) and jax.process_index() == 0:
             result["figures"] = self.request.figures
             result["calibration"] = self._draw(collector, loaded.step)
         return result
 
-    def _draw(self, collector: PredictionCollector, step: int) -> Calibration | None:
+    def _draw(self, collector: ClassCollector, step: int) -> Calibration | None:
         to, task = Path(self.request.figures), self.run.task
         make_folder(to, "--figures")
         name = task.name if task.name != "off" else self.folder.resolve().name
@@ -340,19 +375,22 @@ class _Evaluation:
 def _joined(
     folder: Path, request: EvaluationRequest, examples: int, odd: dict[str, float], results: list[CheckpointResult]
 ) -> EvaluationResult:
-    """Returns the results as they are printed: one checkpoint's fields beside the run's, several as a list."""
+    """Returns the results as they are printed: one checkpoint's fields merged with the run's, several as a list."""
     of = {"split": request.split, **({"files": list(request.files)} if request.files else {}), "examples": examples}
     if len(results) > 1 or request.every_step:
         head = {"run": str(folder), **of, **odd}
         return cast(EvaluationResult, {**head, "checkpoints": results})
+    # One checkpoint: its figures on the top level of the JSON, where scripts look for them.
     (result,) = results
     head = {"run": str(folder), "step": result["step"], **of, **odd}
     return cast(EvaluationResult, {**head, **{name: value for name, value in result.items() if name != "step"}})
 
 
 def _mesh(given: MeshConfig, run: Run) -> Mesh:
+    # A mesh that the user names is taken as it is, or refused.
     if given != MeshConfig():
         return meshes.build(given)
+    # A run of many devices is often evaluated on one: metrics do not depend on the mesh.
     try:
         return meshes.build(run.mesh)
     except ConfigError:
@@ -360,10 +398,10 @@ def _mesh(given: MeshConfig, run: Run) -> Mesh:
 
 
 def _data_name(request: EvaluationRequest) -> str:
-    """Returns the name of the split or of the first file, as far as it can be part of a folder's name."""
+    """Returns the name of the split or of the first file, in characters that a folder's name may have."""
     if not request.files:
         return request.split
-    # xnli.test.tsv:de → xnli.test-de: the part of a set counts, and no suffix does.
+    # xnli.test.tsv:de → xnli.test-de: the part of a set is in the name, suffixes are not.
     parts = (Path(part).stem for part in Path(request.files[0]).name.split(":"))
     return re.sub(r"[^\w.-]+", "-", ":".join(parts))
 
@@ -386,6 +424,7 @@ def _writing(path: Path | None) -> Iterator[IO[str] | None]:
     with atomic_file(path) as part:
         with open(part, "w", encoding="utf-8") as file:
             yield file
+        # Still inside: the new file has not taken the name yet, so the old one can be moved.
         if path.is_file() and not filecmp.cmp(part, path, shallow=False):
             # It holds other predictions: of other examples, or of the run before it was trained further.
             logger.info(f"moved the {path.name} of other examples to {move_aside(path.parent, [path.name], 'earlier')}")

@@ -1,4 +1,4 @@
-"""The examples that an evaluation reads: held-out text of a pretraining; a task's own splits, or labelled files."""
+"""Opens the examples of an evaluation: held-out text of a pretraining, a task's own splits, or labelled files."""
 
 import dataclasses
 import logging
@@ -45,8 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class HeldOutData(NamedTuple):
-    """The held-out batches; what the run was trained on, or None if that is not there any more; and the fingerprint of
-    the data that the batches are of."""
+    """Held-out batches, the run's training data (None if deleted), and the fingerprint of the data of the batches."""
 
     held_out: HeldOut
     store: Shards | ExampleStore | None
@@ -54,7 +53,7 @@ class HeldOutData(NamedTuple):
 
 
 _LABELS = {"next": "next_weights", "next_backward": "next_weights_backward", "labels": "slot_weights"}
-"""Batch fields of tokens to predict, of any pretraining → their weights."""
+"""Batch field of the tokens to predict → field of their weights, over all pretraining objectives."""
 
 
 def open_request(
@@ -62,10 +61,13 @@ def open_request(
 ) -> AbstractContextManager[HeldOutData]:
     """Returns the held-out examples that a request asks for, to be used in a `with`.
 
-    Raises ConfigError for a request that does not fit the run, DataError for the user's files.
+    Raises:
+        ConfigError: when the request does not fit the run.
+        DataError: for the user's files.
     """
     check_request(folder, record, request)
-    # The lanes of an ELMo are sequences that carry text. How many there are must not depend on the number of devices.
+    # An ELMo's lanes carry state from batch to batch, so the perplexity depends on how many there are: they must not
+    # depend on the number of devices. Only the batch around them is rounded up.
     lanes = request.batch or record.run.evaluate.batch or record.run.data.batch
     batch = meshes.round_up_to_devices(mesh, lanes)
     if record.run.task.kind == "off":
@@ -80,10 +82,12 @@ def check_request(folder: Path, record: RunRecord, request: EvaluationRequest) -
         if run.task.kind not in KINDS:
             kind = "a pretraining" if run.task.kind == "off" else run.task.kind
             raise ConfigError(f"{folder} is {kind}; --figures is for tasks with labels: {', '.join(KINDS)}")
+        # The folder is made only when there is something to draw.
         if Path(request.figures).exists() and not Path(request.figures).is_dir():
             raise ConfigError(f"--figures {request.figures} is a file; give a folder")
     if request.batch:
         check_batch(request.batch, "examples")
+    # Pretraining has one held-out text, fixed when the run began: nothing to choose.
     if run.task.kind == "off":
         if request.files or request.split != "dev":
             raise ConfigError(f"{folder} is a pretraining: it has its own held-out text (--split dev) and no task")
@@ -101,9 +105,11 @@ def check_request(folder: Path, record: RunRecord, request: EvaluationRequest) -
 def _held_out_text(folder: Path, record: RunRecord, batch: int, lanes: int, cancel: CancelToken) -> HeldOutData:
     run = record.run
     shards = open_shards(folder, run)
+    # Digests of the files are checked: a figure on changed text would look like one on the run's own.
     shards.verify(cancel)
     if shards.fingerprint != record.data:
         raise ConfigError(f"{shards.folder} is not the text that {folder} was trained with; put it back")
+    # The run's own vocabulary: losses over another one cannot be compared.
     tokenizer = read_tokenizer(folder, record)
     held_out = open_held_out(shards, tokenizer, run.data, run.task, run.family, batch, lanes, cancel)
     if held_out is None:
@@ -121,21 +127,24 @@ def _held_out_task(
         logger.warning(line)
 
     def held_out(split: ExampleSplit, labels: tuple[str, ...]) -> HeldOut:
-        # What an imported model was trained on is not known: whether a question may have no answer says the file.
+        # The training data of an imported model are unknown, so the file decides whether questions may lack an answer.
         counts = answer_counts(split.spans) if split.spans is not None and not record.counts else record.counts
-        # The loss weighs each label as in training, by training's counts.
+        # The loss weighs each label as in training, by the counts of the training set.
         weights = class_weights(run.task, labels, record.counts)
         # Other questions may have more alternatives than those that were learned from.
         weights = np.pad(weights, (0, max(len(split.labels) - len(weights), 0)), constant_values=1.0)
+        # counts decide whether "no answer" is among the answers of a question.
         rules = answer_rules(run.task, counts)
         return HeldOutTask(split, tokenizer, run.data, batch, weights, family=run.family, rules=rules)
 
+    # Other files are encoded now, with the run's labels and layout; its own splits were encoded for training.
     if files := request.files or (run.task.test if request.split == "test" else ()):
         task = dataclasses.replace(run.task, train=(), dev=files, test=(), dev_fraction=0.0)
         with _encoded(task, tokenizer, record, request, folder, cancel) as other:
             batches = held_out(other.splits["dev"], record.labels or other.labels)
             yield HeldOutData(batches, store, other.fingerprint)
         return
+    # The run's own examples, encoded when it was trained.
     split = store.splits[request.split] if store is not None else None
     if store is None or split is None or not split.examples:
         raise ConfigError(f"{folder} holds no {request.split} examples; give a file: --task.dev F")
@@ -143,9 +152,10 @@ def _held_out_task(
 
 
 def _open_store(folder: Path, record: RunRecord, cancel: CancelToken) -> ExampleStore | None:
-    """Returns the examples that the run was trained on; None if it has none, as an imported run."""
+    """Returns the examples that the run was trained on; None if it has none, like an imported run."""
     if not (folder / "data").is_dir():
         return None
+    # An imported run has no examples; everything else is checked against its digests.
     store = ExampleStore.open(folder / "data")
     store.verify(cancel)
     if store.fingerprint != record.data:
@@ -163,6 +173,7 @@ def _encoded(
     cancel: CancelToken,
 ) -> Iterator[ExampleStore]:
     """Encodes other files with the run's labels, for as long as they are evaluated."""
+    # Encoded to disk as for training, so memory does not grow with the file; removed afterwards.
     with _temporary_folder(request, folder) as encoded:
         # One process encodes, the others wait for it.
         if jax.process_index() == 0:
@@ -176,7 +187,7 @@ def _encoded(
 
 @contextmanager
 def _temporary_folder(request: EvaluationRequest, folder: Path) -> Iterator[Path]:
-    """A folder to be made, which is removed afterwards; for several processes, one that all of them see."""
+    """Yields the path of a folder to make, which is removed afterwards; for several processes, one that all see."""
     if jax.process_count() == 1:
         with tempfile.TemporaryDirectory(prefix="contexture-") as temporary:
             yield Path(temporary) / "encoded"
@@ -196,7 +207,7 @@ def _temporary_folder(request: EvaluationRequest, folder: Path) -> Iterator[Path
 
 
 def baseline(held_out: HeldOut, store: Shards | ExampleStore, cancel: CancelToken = NEVER) -> dict[str, float]:
-    """Returns the metrics of guessing by the training data's frequencies alone, without a model.
+    """Returns the baseline: the metrics of guessing by the frequencies in the training data alone.
 
     `cancel` may raise to stop the counting.
     """
@@ -212,6 +223,7 @@ def _text_baseline(held_out: HeldOut, shards: Shards, cancel: CancelToken) -> di
     for step in range(held_out.steps):
         cancel.check()
         batch = held_out.read(step)
+        # A BERT's labels are its masked tokens; a GPT's and an ELMo's are next tokens, in one or two directions.
         for labels in _LABELS.keys() & held_out.fields.keys():
             predicted = batch[labels][batch[_LABELS[labels]] > 0]
             counts_V += np.bincount(predicted, minlength=shards.vocabulary)

@@ -1,4 +1,4 @@
-"""What a model computes of held-out batches, fetched one batch late, and put back into the order of the examples."""
+"""The outputs of a model for held-out batches, fetched one batch late, and put back into the order of the examples."""
 
 from collections.abc import Iterator
 
@@ -27,13 +27,25 @@ def computed(
     carry: Carry | None = None,
     cancel: CancelToken = NEVER,
 ) -> Iterator[Computed]:
-    """Yields what the step computes of each batch, in order. A batch is fetched when the next one is on its way: the
-    device works while the host writes. `cancel` may raise to stop it."""
+    """Yields the outputs of the step for each batch, in order.
+
+    A batch is fetched only once the next one has been started: the device works while the host writes.
+
+    Args:
+        step: the jitted evaluation step.
+        params: of the model, on the mesh.
+        held_out: the batches.
+        mesh: the devices.
+        carry: the state before the first batch; None lets the step make zeros.
+        cancel: may raise to stop the work.
+    """
+    # Each process reads the rows of its own devices; sums and predictions come back whole to all of them.
     rows = meshes.local_rows(mesh, held_out.batch)
     before: tuple[int, dict[str, Sum], Predictions] | None = None
     with iterate(held_out, 0, held_out.steps, rows) as stream:
         for number, local in stream:
             cancel.check()
+            # The call returns at once; `before` is fetched while the devices compute this batch.
             batch = meshes.shard_batch(mesh, local, held_out.fields, held_out.batch)
             sums, predictions, carry = step(params, batch, carry)
             if before is not None:
@@ -44,9 +56,10 @@ def computed(
 
 
 class ExampleOrder:
-    """Puts predictions back into the order of the examples, where batches are sorted by length."""
+    """Puts predictions back into the order of the examples: batches are sorted by length within a window."""
 
     def __init__(self, held_out: HeldOutTask) -> None:
+        # What has come of the current window so far.
         self._held_out = held_out
         self._numbers: list[I64] = []
         self._outputs: list[dict[str, np.ndarray]] = []
@@ -58,8 +71,10 @@ class ExampleOrder:
         # The last batch is filled up with sequences that are no examples.
         self._numbers.append(numbers)
         self._outputs.append({name: array[: len(numbers)] for name, array in predictions.items()})
+        # Only a complete window has all examples between its first and its last one.
         if not self._held_out.ends_window(step):
             return None
+        # A window is complete: it holds a run of consecutive examples, which argsort puts in order.
         numbers, outputs = np.concatenate(self._numbers), self._outputs
         self._numbers, self._outputs = [], []
         order = np.argsort(numbers)
@@ -67,8 +82,9 @@ class ExampleOrder:
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    """Joins arrays BX of several lengths X; what a shorter one lacks is -inf, or 0 where the numbers have none."""
+    """Joins arrays BX of several lengths X; shorter ones are padded with -inf, or with 0 if they are integers."""
     if len({part.shape[1:] for part in parts}) > 1:
+        # Batches of one window may have different lengths, and so may what is predicted for each token.
         most = max(part.shape[1] for part in parts)
         nothing = -np.inf if parts[0].dtype.kind == "f" else 0
         parts = [np.pad(x, ((0, 0), (0, most - x.shape[1])), constant_values=nothing) for x in parts]

@@ -1,4 +1,4 @@
-"""Predictions for new examples: of a file of any size, or given in Python."""
+"""Predictions for new examples: from a file of any size, or given in Python."""
 
 import dataclasses
 import json
@@ -62,7 +62,7 @@ logger = logging.getLogger(__name__)
 
 
 class FilePrediction(TypedDict, total=False):
-    """The record of one example of a file: what was read of it, beside its Prediction."""
+    """The record of one example of a file: its texts, and the fields of its Prediction."""
 
     id: Required[str]
     text: str
@@ -95,7 +95,7 @@ class Predictor:
     """A fine-tuned run, ready to predict: `Predictor("runs/intents")(["Where is my card?"])`."""
 
     report: FileReport | None = None
-    """Counts what is odd in the examples of a file."""
+    """Counts irregularities in the examples of a file."""
 
     def __init__(
         self,
@@ -106,10 +106,19 @@ class Predictor:
         mesh: Mesh | None = None,
         loaded: Loaded | None = None,
     ) -> None:
-        """mesh: None for all devices. loaded: the run's parameters on this mesh, where they are loaded already.
+        """Loads the run.
 
-        Raises ConfigError if the folder is no fine-tuned run or holds no checkpoint, CheckpointError if no checkpoint
-        is good, DataError for a batch of no sequences or too many.
+        Args:
+            run: its folder.
+            step: the checkpoint, as `find_steps` takes it.
+            batch: examples at a time.
+            mesh: the devices; None for all of them.
+            loaded: the run's parameters on this mesh, if they are loaded already.
+
+        Raises:
+            ConfigError: when the folder is no fine-tuned run or holds no checkpoint.
+            CheckpointError: when no checkpoint is good.
+            DataError: when the batch has no sequences, or too many.
         """
         check_batch(batch, "examples")
         self.folder = Path(run)
@@ -117,37 +126,42 @@ class Predictor:
         self.run = record.run
         if self.run.task.kind == "off":
             raise ConfigError(f"{run} was pretrained and not fine-tuned for a task: contexture finetune {run} --task …")
+        # Refused before parameters are read and devices are started.
         find_steps(self.folder, step)
         self.labels: tuple[str, ...] = record.labels
         self.pair: bool | None = record.pair
         self.tokenizer: Tokenizer = read_tokenizer(self.folder, record)
         self.mesh: Mesh = mesh or meshes.build(MeshConfig())
         self.batch = batch
+        # The mesh decides how parameters are sharded, and which attention kernel the model gets.
         with meshes.use(self.mesh, self.run.model.dtype):
             self.loaded: Loaded = loaded or load_parameters(self.folder, self.run, self.labels, self.mesh, step)
+        # For questions: n best, length, and the threshold of no answer that the dev set gave for this checkpoint.
         self.rules: AnswerRules = answer_rules(
             self.run.task, record.counts, searched_threshold(self.folder, self.loaded.step)
         )
         self.truncated = 0
-        """Examples so far that were longer than the model's sequences, or whose question was cut."""
+        """Number of examples so far that were longer than the model's sequences, or whose question was cut."""
         self._several: tuple[int, ...] = ()
         self._step = evaluation_step(self.loaded.model, objective_of(self.run), self.mesh)
 
     def __call__(self, texts: Sequence[object]) -> list[Prediction]:
-        """Texts → {"prediction", "scores"} each, in order; where a text, or a question, lost its end also "truncated":
-        True, with a warning once.
+        """Returns {"prediction", "scores"} for each text, in order, with "truncated": True if a text or a question lost
+        its end (and one warning).
 
         A text is a str, or a pair of str; for tags a list of words, for choices (text, [alternative, …]), for spans
-        (question, context); or all are dicts of columns, as rows of a file are. A text or a word that the vocabulary
+        (question, context); or all are dicts of columns, like the rows of a file. A text or a word that the vocabulary
         cannot spell is read as the unknown token. Raises DataError for anything else.
         """
         if isinstance(texts, str):
             raise DataError("give a list of texts, also for one: [text]")
+        # Rows of columns are read as a file's; a mixture is refused below, example by example.
         rows = [text for text in texts if isinstance(text, Mapping)]
         if rows and len(rows) == len(texts):
             given = examples_of(rows, self.run.task)
         else:
             given = [self._example(text, f"text:{number}") for number, text in enumerate(texts)]
+        # In the order of the texts, whatever batches they were in.
         records = [record for _, records in self.chunks(given) for record in records]
         if cut := sum(record.get("truncated", False) for record in records):
             logger.warning(self._truncated(cut, len(records)))
@@ -162,10 +176,12 @@ class Predictor:
     def _example(self, text: object, origin: str) -> Example:
         if self.run.task.kind == "choice":
             return self._choice(text, origin)
+        # By the kind of task; every misfit names the example by its number in the list.
         given = [text] if isinstance(text, str) else list(text) if isinstance(text, list | tuple) else []
         parts = [part for part in given if isinstance(part, str)]
         if not parts or len(parts) < len(given):
             raise DataError(f"{origin}: {text!r} is not a text, a pair of texts or, for tags, a list of words")
+        # Words are the user's: a text is split at white space, a list is taken as it is.
         if self.run.task.kind == "tag":
             return Tagged(tuple(text.split() if isinstance(text, str) else parts), None, origin)
         if self.run.task.kind == "span":
@@ -177,6 +193,7 @@ class Predictor:
         return Text(parts[0], None, origin) if len(parts) == 1 else Pair(parts[0], parts[1], None, origin)
 
     def _choice(self, item: object, origin: str) -> ChoiceExample:
+        # Checked by hand: a string of two letters would unpack as well.
         text, choices = item if isinstance(item, list | tuple) and len(item) == 2 else (None, None)
         choices = choices if isinstance(choices, list | tuple) else ()
         if not isinstance(text, str) or not choices or not all(isinstance(choice, str) for choice in choices):
@@ -184,8 +201,9 @@ class Predictor:
         return ChoiceExample(text, tuple(choices), None, origin)
 
     def chunks(self, given: Iterable[Example]) -> Iterator[tuple[list[Example], Iterator[Prediction]]]:
-        """Yields examples in chunks, and the record of each of a chunk. Where sentences are read within their
-        documents, those of other chunks are their context too."""
+        """Yields (a chunk of examples, their records), chunk by chunk. With document context, sentences of neighbouring
+        chunks are context too."""
+        # The neighbours of a chunk's first and last sentence are in other chunks of the stream.
         if self.run.data.context == "document":
             for before, chunk, after in chunks_in_documents(given, CHUNK, self.run.data.length):
                 yield chunk, self.answer(chunk, before, after)
@@ -196,12 +214,14 @@ class Predictor:
     def answer(
         self, given: Sequence[Example], before: Sequence[Example] = (), after: Sequence[Example] = ()
     ) -> Iterator[Prediction]:
-        """Yields a record for each example of a chunk, in order. before, after: sentences beside it, of the documents
-        of its first and its last one."""
+        """Yields a record for each example of a chunk, in order. before, after: neighbouring sentences, from the
+        documents of its first and its last example."""
         # Encoded as the training examples were, but in memory.
         kind, origin = self.run.task.kind, given[0].origin
         numbers = reader(self.tokenizer)
+        # A choice has no labels but its alternatives; a regression has one output.
         labels = Labels(self.labels or (() if kind == "choice" else ("",)), bool(self.run.task.labels))
+        # Questions and long texts are cut into windows, with the run's own stride and length.
         layout = span_layout(self.run.task, self.run.data.length)
         context = self.run.data.context
         limit, windows = self.run.data.length, self.run.task.windows
@@ -211,18 +231,19 @@ class Predictor:
         encoded = encode_chunk(given, kind, numbers, labels, self.report, layout, context, window)
         same_shape(encoded, self.pair, origin)
         if before or after:
-            # What is odd in them is reported with their own chunks.
+            # No report here: irregularities in these are reported with their own chunks.
             parts = [encode_chunk(x, kind, numbers, labels, context=context) if x else None for x in (before, after)]
             encoded = with_context(parts[0], encoded, parts[1])
+        # An ELMo's words outside the vocabulary are read by their characters, which come with the chunk.
         char_ids = numbers.char_ids() if isinstance(numbers, OpenVocabulary) else None
         names = tuple(labels.numbers) if kind == "choice" else self.labels
         source, by_words = origin.rpartition(":")[0], isinstance(numbers, WordNumbers)
         split = in_memory(encoded, kind, names, source, self.run.task.symmetric, char_ids, by_words, windows)
-        # Windows always fit.
+        # Windows always fit, so nothing is cut there; of questions only the question itself may be.
         cut = np.concatenate([split.are_longer(part, limit) for part in split.parts()]).tolist()[: split.count]
         cut = encoded.spans.cut if encoded.spans else cut
         self.truncated += sum(cut)
-        # A few examples are a batch of their own size, rounded up so that few programs are compiled.
+        # A few examples make a small batch, rounded up to a power of two so that few programs are compiled.
         batch = meshes.round_up_to_devices(self.mesh, min(self.batch, power_of_two(split.examples)))
         held_out = HeldOutTask(
             split,
@@ -233,6 +254,7 @@ class Predictor:
             family=self.run.family,
             rules=self.rules,
         )
+        # From here on as in an evaluation: batches, the same compiled step, records in the order of the examples.
         collector = collector_of(held_out, labelled=False)
         with meshes.use(self.mesh, self.run.model.dtype):
             records = (
@@ -240,18 +262,21 @@ class Predictor:
                 for number, _, predictions in computed(self._step, self.loaded.unstacked, held_out, self.mesh, {})
                 for record in cast(Iterator[Prediction], collector.add(number, predictions))
             )
+            # One record for each example, in order: so the flags fit.
             for record, lost in zip(records, cut, strict=True):
                 if lost:
                     record["truncated"] = True
                 yield record
 
     def _lengths(self, split: ExampleSplit, batch: int) -> tuple[int, ...]:
-        """Returns the lengths for the batches of a chunk: of a few, their bucket. Those of the first chunk that has
-        several batches serve the later ones, so that no more programs are compiled."""
+        """Returns the lengths of a chunk's batches: for a few examples, their bucket. The first chunk with several
+        batches sets the lengths of later ones, so that no further programs are compiled."""
         limit = self.run.data.length
+        # Two special tokens around the longest example, rounded up to a bucket.
         longest = bucket(split.longest + 2, limit)
         if split.examples < MIN_SAVING * batch:
             return (longest,)
+        # Chosen by the lengths of this chunk, as for training, and kept: each length costs a compilation.
         if not self._several:
             self._several = batch_lengths(split, longest, batch, shuffled=False)
         # A later chunk may have longer examples.
@@ -269,9 +294,17 @@ def predict_file(
 ) -> PredictFileResult:
     """Writes a JSON line for each example of a file: its text, the prediction, the scores. Memory is bounded.
 
-    columns: task.text, task.second, task.choices, task.header if the file has others than the training set. The file
-    appears whole or not at all; overwrite: in place of an older one. Raises ConfigError for a place where it cannot be,
-    DataError for the user's file.
+    Args:
+        predictor: the model.
+        source: the file of examples.
+        to: the file to write, atomically.
+        columns: task.text, task.second, task.choices, task.header, if they differ from the training set's.
+        cancel: may raise to stop the work.
+        overwrite: whether to replace an older file.
+
+    Raises:
+        ConfigError: when `to` cannot be written.
+        DataError: for the user's file.
     """
     check_sources((source,), "input")
     if predictor.run.data.context == "document":
@@ -280,8 +313,10 @@ def predict_file(
         task = dataclasses.replace(predictor.run.task, **{name: word for name, word in columns.items() if word})
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    # Everything that can be refused has been refused by here: reading may take hours.
     to = _free_file(to, overwrite)
     count = 0
+    # Tokens that the vocabulary cannot spell, rows cut short: one summary for the file at its end.
     report = predictor.report = FileReport(Path(source).name, reader(predictor.tokenizer), every_row=True)
     with atomic_file(to) as part, open(part, "w", encoding="utf-8") as file:
         for chunk, predictions in predictor.chunks(examples(source, task, labelled=False, report=report)):
@@ -328,6 +363,7 @@ class _Texts(TypedDict, total=False):
 
 
 def _texts(example: Example) -> _Texts:
+    # As the user gave it, so that a record can be read without the file.
     if isinstance(example, ChoiceExample):
         return {"text": example.text, "choices": list(example.choices)}
     if isinstance(example, Tagged):

@@ -1,4 +1,4 @@
-"""What an evaluation looks at. Needs no jax."""
+"""The options of an evaluation. Needs no jax."""
 
 import os
 from collections.abc import Sequence
@@ -52,6 +52,7 @@ class EvaluationOptions:
     def __post_init__(self) -> None:
         if self.batch < 0:
             raise ValueError(f"batch={self.batch} is not a number of sequences (0: as in training)")
+        # Options that exclude each other are refused here, for the command line and for Python alike.
         if self.watch and self.steps not in ((), ("all",)):
             raise ValueError(f"watch evaluates every checkpoint; give --step all, not {' '.join(self.steps)}")
         if self.submission and (self.every_step or len(self.steps) > 1):
@@ -77,6 +78,7 @@ class EvaluationOptions:
     @property
     def steps(self) -> tuple[str, ...]:
         """The checkpoints, as words."""
+        # 5, "best" or [5, 10] in Python; always words on the command line.
         return tuple(map(str, (self.step,) if isinstance(self.step, int | str) else self.step))
 
     @property
@@ -105,13 +107,17 @@ def requests_of(runs: Sequence[str | Path], options: EvaluationOptions) -> list[
     """
     if not runs:
         raise ConfigError("evaluate needs RUN: contexture evaluate RUN … [options]")
+    # The fields of the options alone: `options` may be a subclass with more.
     given = {field.name: getattr(options, field.name) for field in fields(EvaluationOptions)}
     if len(runs) == 1:
         return [EvaluationRequest(runs[0], **given)]
+    # Both wait for other processes, which several runs in turn cannot do.
     if options.watch or options.mesh.distributed:
         option = "watch" if options.watch else "mesh.distributed"
         raise ConfigError(f"--{option} is for one run; give one, or leave --{option} out")
+    # By real paths: two names of one folder are one run.
     places = [os.path.realpath(run) for run in runs]
+    # Without --to or --figures each run's files go into its own folder, and names do not matter.
     folder, option = (options.to, "to") if options.to else (options.figures, "figures")
     for run, place in zip(runs, places, strict=True):
         if places.count(place) > 1:
@@ -119,6 +125,7 @@ def requests_of(runs: Sequence[str | Path], options: EvaluationOptions) -> list[
         name = Path(place).name
         if folder and [Path(each).name for each in places].count(name) > 1:
             raise ConfigError(f"several runs are called {name}, a folder in {folder}; leave --{option} out")
+    # Several runs would overwrite each other's files: each gets a folder of its name inside the given one.
     own = [
         {name: str(Path(to, Path(place).name)) for name in ("to", "figures") if (to := given[name])} for place in places
     ]

@@ -1,4 +1,4 @@
-"""Answers to questions from the scores of places: the windows of a question joined, scored, and written as records."""
+"""Answers to questions from scored token places: joins the windows of a question, scores it, and makes its record."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from contexture.data.tasks.batch.batches import HeldOutTask
 from contexture.data.tasks.read.examples import QuestionExample
-from contexture.data.tasks.store.example_store import Rows
+from contexture.data.tasks.store.example_store import ExampleSplit, ExampleStore, Rows
 from contexture.data.tasks.store.span_store import SpanSplit, token_places
 from contexture.train.evaluation import squad_metrics
 from contexture.train.evaluation.outputs import ExampleOrder
@@ -29,8 +29,8 @@ class SpanAnswer(TypedDict):
 
 
 class SpanPrediction(TypedDict):
-    """The record of one question. answers: the right ones, if the file has them; null_score: how far the score of no
-    answer is above that of the best one."""
+    """The record of one question. answers: the right ones, if the file has them; null_score: the score of no answer
+    minus the best answer's."""
 
     id: str
     answers: NotRequired[list[str]]
@@ -42,8 +42,8 @@ class SpanPrediction(TypedDict):
 class SpanCollector:
     """Collects the predictions of every batch of questions' windows, in order (run_squad.py, write_predictions).
 
-    A span counts if both ends are in the context, its start is not seen better by another window, its end is not before
-    its start, and it is not too long. Memory holds the windows of one question, and the scores of each.
+    A span counts if both ends are in the context, no other window shows its start with more context, its end is not
+    before its start, and it is not too long. Memory holds the windows of one question, and the scores of each.
     """
 
     def __init__(self, held_out: HeldOutTask, labelled: bool = True) -> None:
@@ -55,7 +55,7 @@ class SpanCollector:
         self._files: list[int] = []
         """The number of each question's source."""
         self._windows: list[NDArray[np.float64]] = []
-        """Of the question that is being read: begin, end, score of each window's spans [n, 3]."""
+        """Begin, end and score of the spans in each window of the current question [n, 3]."""
         self._null = np.inf
 
     def add(self, step: int, predictions: dict[str, np.ndarray]) -> Iterator[SpanPrediction]:
@@ -66,6 +66,7 @@ class SpanCollector:
         rows = self.split.take(numbers)
         lengths = rows["end"] - rows["a"]
         places = np.split(self.spans.places.read(rows["a"], lengths), np.cumsum(lengths)[:-1])
+        # Each window knows its question; the question knows how many windows it has.
         records = self.spans.take(rows["question"])
         for n, (row, record) in enumerate(zip(rows, records, strict=True)):
             self._windows.append(
@@ -73,46 +74,55 @@ class SpanCollector:
             )
             null = float(predictions["null_scores"][n])
             self._null = min(self._null, null) if null == null else np.nan  # NaN stays
+            # Windows of a question follow each other; with its last one it is complete.
             if len(self._windows) == record["windows"]:
                 self._files.append(int(row["file"]))
                 yield self._answer(self.spans.read(record, self.split.origin(row)))
                 self._windows, self._null = [], np.inf
 
     def _candidates(self, row: Rows, places: NDArray[np.void], outputs: dict[str, np.ndarray]) -> NDArray[np.float64]:
-        """Returns begin, end and score of a window's spans, those of the best start first [n, 3]."""
+        """Returns begin, end and score of a window's spans, best start first: f64 [n, 3]; characters of the context."""
         # The token of each place in the sequence, -1 for special tokens and padding.
         tokens = np.arange(len(places), dtype=np.int64)
         token_at = np.full(self.held_out.length + 1, -1)
         token_at[token_places(np.repeat(row, len(places)), tokens, self.held_out.text.reads_words)] = tokens
         starts, ends = token_at[outputs["start_places"]], token_at[outputs["end_places"]]
+        # at < 0 is a special token or padding; begin < 0 a token of the question; widest 0 a token that another window
+        # shows better.
         good = {}
         for name, at in (("start", starts), ("end", ends)):
             inside = (at >= 0) & (places["begin"][at] >= 0) & np.isfinite(outputs[f"{name}_scores"])
             good[name] = inside & (places["widest"][at] > 0) if name == "start" else inside
+        # All pairs of the n best starts and ends at once: [starts, ends].
         length = ends[None, :] - starts[:, None] + 1
         fits = good["start"][:, None] & good["end"][None, :] & (length >= 1) & (length <= self.rules.answer_length)
+        # Row-major: the original goes over starts first, and its sort is stable.
         first, last = np.nonzero(fits)
         scores = outputs["start_scores"].astype(np.float64)[first] + outputs["end_scores"].astype(np.float64)[last]
         return np.stack([places["begin"][starts[first]], places["end"][ends[last]], scores], 1)
 
     def _answer(self, question: QuestionExample) -> SpanPrediction:
+        # All windows compete by start + end logit, as in the original: logits of two windows are compared directly.
         spans = np.concatenate(self._windows)
         n_best: list[SpanAnswer] = []
         seen = set[str]()
         for begin, end, score in spans[np.argsort(-spans[:, 2], kind="stable")]:
             text = question.context[int(begin) : int(end)]
             start, text = int(begin) + len(text) - len(text.lstrip()), text.strip()
+            # The same words at another place are no further answer.
             if text and text not in seen:
                 seen.add(text)
                 n_best.append({"text": text, "start": start, "score": float(score), "probability": 0.0})
                 if len(n_best) == self.rules.n_best:
                     break
+        # null: how much better no answer scores; infinite where there is no text to give.
         best, null = n_best[0] if n_best else None, self._null - n_best[0]["score"] if n_best else np.inf
         if self.rules.unanswerable and np.isfinite(self._null):
-            # Of equal scores the span comes first, as in the original, which adds no answer behind all spans.
+            # On a tie the span comes first: the original appends "no answer" after all spans, and sorts stably.
             at = sum(each["score"] >= self._null for each in n_best)
             n_best.insert(at, {"text": "", "start": 0, "score": float(self._null), "probability": 0.0})
         _normalise(n_best)
+        # not <=: a NaN gives no answer.
         silent = self.rules.unanswerable and not null <= self.rules.threshold
         text = best["text"] if best and not silent else ""
         broken = bool(np.isnan(self._null))
@@ -122,6 +132,7 @@ class SpanCollector:
         return cast(SpanPrediction, {"id": question.id, **right, "prediction": text, **score, "n_best": n_best})
 
     def _score(self, question: QuestionExample, given: str, forced: str, null: float, broken: bool) -> None:
+        # New questions have no right answers: nothing to score.
         if not self.labelled:
             return
         gold = [answer.text for answer in question.answers or ()]
@@ -132,7 +143,7 @@ class SpanCollector:
         self._scored.append(Scored(bool(gold), answered, right, silent, null))
 
     def figures(self, file: int | None = None) -> dict[str, float]:
-        """Returns the scores over all questions that were added, or over those of a source."""
+        """Returns the scores over all questions added, or over one source's."""
         pairs = zip(self._scored, self._files, strict=True)
         return squad_metrics.figures([each for each, number in pairs if file in (None, number)])
 
@@ -144,10 +155,24 @@ class SpanCollector:
         """Returns no rows: answers have no labels."""
         return []
 
+    @staticmethod
+    def baseline(store: ExampleStore, split: ExampleSplit) -> dict[str, float]:
+        """Returns the exact match of never answering: the fraction of questions without an answer."""
+        assert split.spans is not None
+        return {"majority_exact_match": answer_counts(split.spans)[1] / split.spans.count}
+
+    @staticmethod
+    def metric_names(labels: tuple[str, ...], counts: tuple[int, ...]) -> list[str]:
+        """Returns the names of `figures`. counts: how many questions have an answer, and how many have none."""
+        kinds = [has_answer for has_answer, count in zip((True, False), counts, strict=False) if count]
+        zero = (0.0, 0.0)
+        return list(squad_metrics.figures([Scored(each, zero, zero, zero, 0.0) for each in kinds or (True,)]))
+
 
 def _normalise(n_best: list[SpanAnswer]) -> None:
     """Gives the n best their probabilities: exp(score) / Σ exp(score)."""
     scores = np.array([each["score"] for each in n_best])
+    # Less the greatest score, so that no exponential overflows.
     weights = np.exp(scores - scores.max()) if len(scores) else scores
     for each, weight in zip(n_best, weights, strict=True):
         each["probability"] = round(float(weight / weights.sum()), 6)
@@ -155,8 +180,8 @@ def _normalise(n_best: list[SpanAnswer]) -> None:
 
 
 def searched_threshold(folder: Path, step: int) -> float:
-    """Returns the threshold of no answer that was best for F1 when a run's checkpoint was evaluated on its dev set; 0
-    where it was not."""
+    """Returns the threshold of no answer that gave the best F1 when this checkpoint was evaluated on the dev set; 0 if
+    it never was."""
     for record in read_metrics(folder / "metrics.jsonl"):
         if record["split"] == "dev" and record["step"] == step:
             return float(record.get("best_f1_threshold") or 0.0)
@@ -167,8 +192,3 @@ def answer_counts(spans: SpanSplit) -> tuple[int, int]:
     """Returns how many questions have an answer, and how many have none."""
     without = sum(not spans.read(record, "").answers for record in spans.take(np.arange(spans.count)))
     return spans.count - without, without
-
-
-def no_answer_baseline(spans: SpanSplit) -> dict[str, float]:
-    """Returns the exact match of giving no answer to any question: the share of those that have none."""
-    return {"majority_exact_match": answer_counts(spans)[1] / spans.count}

@@ -1,4 +1,4 @@
-"""The steps of the checkpoints that an evaluation looks at: as words name them, or as another process writes them."""
+"""The steps that an evaluation covers: those that the user names, or each one as another process writes it."""
 
 import logging
 import time
@@ -17,18 +17,19 @@ from contexture.train.settings.run_file import RunRecord
 logger = logging.getLogger(__name__)
 
 INTERVAL = 1.0
-"""Seconds between two looks at the folder."""
+"""Seconds between two looks at the folder of a run in training."""
 _GLANCE = 0.1
-"""Seconds after which a signal is answered."""
+"""Seconds within which a signal is answered while waiting."""
 
 
 def steps_named(folder: Path, words: Sequence[str], metric: str) -> list[int | None]:
-    """Returns the steps that the words name: numbers, `best`, `all`; [None], the one that answers, for no words.
+    """Returns the steps that the words name: numbers, `best`, `all`; without words [None], the run's default.
 
     Raises ConfigError for steps that do not exist, and for other words.
     """
     if not words:
         return [None]
+    # find_steps puts the best first; here the order of training is wanted.
     existing = sorted(find_steps(folder, None))
     if tuple(words) == ("all",):
         return list(existing)
@@ -36,10 +37,12 @@ def steps_named(folder: Path, words: Sequence[str], metric: str) -> list[int | N
     for word in words:
         if word == "best":
             (best,) = find_steps(folder, "best")
+            # A step that was better may have had no checkpoint: worth a warning, not an error.
             if note := note_better(read_metrics(folder / "metrics.jsonl"), metric, best, existing):
                 logger.warning(note)
             steps.append(best)
         elif word.isascii() and word.isdecimal():
+            # Raises if there is no such checkpoint; the order of the words is kept.
             find_steps(folder, int(word))
             steps.append(int(word))
         else:
@@ -48,13 +51,14 @@ def steps_named(folder: Path, words: Sequence[str], metric: str) -> list[int | N
 
 
 def wait_for_first(folder: Path, cancel: CancelToken) -> RunRecord:
-    """Waits for the first checkpoint of a training, and returns the record of its run, which names its data by then.
+    """Waits for a training's first checkpoint, and returns the record of the run, which describes its data by then.
 
     Raises ConfigError if nobody trains the run, or its training ends without a checkpoint.
     """
     if not holder_of(folder):
         raise ConfigError(f"--watch follows a training, and none goes on in {folder}; leave --watch out")
     while not steps(folder / "checkpoints"):
+        # The lock first, then the list again: the last checkpoint may have come between the two looks.
         if not holder_of(folder) and not steps(folder / "checkpoints"):
             raise ConfigError(f"the training in {folder} has ended without a checkpoint; start it again, then evaluate")
         _wait(cancel)
@@ -68,8 +72,9 @@ def checkpoints_as_written(folder: Path, cancel: CancelToken) -> Iterator[int]:
     """
     seen: set[int] = set()
     while True:
-        # The lock before the list: what the training wrote last stands in the list once the lock is free.
+        # The lock before the list: once the lock is free, the list has all that the training wrote.
         training = bool(holder_of(folder))
+        # Oldest first, as `steps` sorts them.
         new = [step for step in steps(folder / "checkpoints") if step not in seen]
         seen.update(new)
         yield from new
@@ -80,6 +85,7 @@ def checkpoints_as_written(folder: Path, cancel: CancelToken) -> Iterator[int]:
 
 
 def _wait(cancel: CancelToken) -> None:
+    # In short naps, so that Ctrl-C is answered at once.
     end = time.monotonic() + INTERVAL
     while time.monotonic() < end:
         cancel.check()

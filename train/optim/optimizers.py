@@ -2,6 +2,8 @@
 
 import functools
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, cast
 
 import jax
@@ -16,7 +18,7 @@ from contexture.train.optim.moments import in_bfloat16
 from contexture.train.settings.sections import OptimConfig
 
 Multipliers: TypeAlias = Params
-"""The learning rate's multiplier of each parameter, an array that broadcasts over it."""
+"""The learning-rate multiplier of each parameter, an array that broadcasts over it."""
 
 
 def learning_rate(
@@ -31,9 +33,10 @@ def learning_rate(
     `bert` and `gpt1` begin at 0: as in the originals, the first step changes nothing. `bert` counts its fall from step
     0, so at t = W it drops from peak·(W-1)/W to peak·(1 - W/T) (google-research/bert, optimization.py).
 
-    peak_lr: the peak in place of optim.peak_lr, which may be traced.
+    peak_lr: the peak in place of optim.peak_lr; it may be traced.
     """
     peak = config.peak_lr if peak_lr is None else peak_lr
+    # Float32 is exact up to step 16,777,216.
     t, W, T = step.astype(jnp.float32), float(config.warmup), float(steps)
     if config.schedule == "gpt1":
         # The original's warm-up may end between two steps, so a fraction is not rounded to steps.
@@ -42,7 +45,7 @@ def learning_rate(
     if config.schedule == "bert":
         rising, falling = t / max(W, 1.0), 1.0 - jnp.minimum(t, T) / T
     else:
-        # The fraction of the fall that is done: 0 at the end of the warm-up, 1 at the last step and behind it.
+        # The fraction of the fall that is done: 0 at the end of the warm-up, 1 from the last step (or decay_steps) on.
         done = jnp.clip((t - W) / max((config.decay_steps or T) - W, 1.0), 0.0, 1.0)
         shape = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + jnp.cos(math.pi * done))
         rising, falling = (t + 1.0) / max(W, 1.0), config.final_lr + (1.0 - config.final_lr) * shape
@@ -69,6 +72,7 @@ def _scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTrans
         updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, optax.OptState]:
         state = cast(Moments, state)
+        # eps is added behind the root, 1e-6 in the original; optax's Adam has it there as well, after the correction.
         mu = jax.tree.map(lambda m, g: b1 * m + (1.0 - b1) * g, state.mu, updates)
         nu = jax.tree.map(lambda v, g: b2 * v + (1.0 - b2) * jnp.square(g), state.nu, updates)
         return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + eps), mu, nu), Moments(mu, nu)
@@ -76,6 +80,7 @@ def _scale_by_bert_adam(b1: float, b2: float, eps: float) -> optax.GradientTrans
     return optax.GradientTransformation(init, update)
 
 
+# The names mu and nu are optax's: paths end in …/mu/<parameter>, by which shardings are found.
 class CountedMoments(NamedTuple):
     """Moments, and how many updates they have seen."""
 
@@ -106,6 +111,7 @@ def _scale_by_gpt1_adam(
         # The count is of updates made, not of steps: a skipped step keeps the old state.
         t = (state.count + 1).astype(jnp.float32)
         correction = jnp.sqrt(1.0 - b2**t) / (1.0 - b1**t)
+        # The decay is part of the update here, so no add_decayed_weights follows (finetune-transformer-lm, opt.py).
         pull = jax.tree.map(lambda p, d: decay * d * p, params, decayed(params, no_decay))
         corrected = jax.tree.map(lambda m, v, w: correction * (m / (jnp.sqrt(v) + eps) + w), mu, nu, pull)
         return corrected, CountedMoments(mu, nu, state.count + 1)
@@ -114,7 +120,8 @@ def _scale_by_gpt1_adam(
 
 
 def decayed(params: optax.Params, no_decay: tuple[str, ...]) -> optax.Params:
-    """Returns a mask: True for each parameter that weight decay pulls on, whose path holds none of the words."""
+    """Returns a mask, True for each parameter with weight decay: its path contains none of the words."""
+    # By name, as BERT's exclude_from_weight_decay (LayerNorm, layer_norm, bias); embeddings are decayed.
     return jax.tree_util.tree_map_with_path(lambda k, _: not any(word in path_of(k) for word in no_decay), params)
 
 
@@ -130,6 +137,7 @@ def lr_multipliers(config: OptimConfig, params: Params) -> Multipliers | None:
     all are frozen.
     """
     paths = list(by_path(params))
+    # Mixing weights have a rate of their own, expressed as a multiple of the peak: the schedule's shape is the same.
     mix = config.mix_lr / config.peak_lr if config.mix_lr and any(map(_is_mix, paths)) else 1.0
     # A backbone that is frozen whole is not among params, and no layer has a rate of its own.
     whole = "backbone" in params and not config.lora_rank
@@ -142,6 +150,7 @@ def lr_multipliers(config: OptimConfig, params: Params) -> Multipliers | None:
     layers = stacked[0].shape[0] if stacked else 0
     if layered and config.frozen_layers > layers:
         raise ConfigError(f"optim.frozen-layers={config.frozen_layers} is more than the model's {layers} layers")
+    # A word that matches nothing is a typing mistake that would silently train everything.
     for word in frozen:
         if not any(word in path for path in paths):
             parts = dict.fromkeys(part for path in paths for part in path.split("/"))
@@ -149,6 +158,7 @@ def lr_multipliers(config: OptimConfig, params: Params) -> Multipliers | None:
                 f"optim.frozen={word} is in the path of no parameter{did_you_mean(word, parts)}; "
                 "`contexture show RUN` lists the paths"
             )
+    # layer 0 is the lowest: [decay^(N-1), …, decay, 1].
     multiplier_N = config.layer_decay ** np.arange(layers - 1, -1, -1.0)
     multiplier_N[: config.frozen_layers] = 0.0
 
@@ -159,11 +169,13 @@ def lr_multipliers(config: OptimConfig, params: Params) -> Multipliers | None:
         if layered and path.startswith("backbone/layers/"):
             # All layers are stacked in one array: the multiplier broadcasts along its first dim.
             return multiplier_N.reshape(-1, *(1,) * (len(x.shape) - 1)).astype(np.float32)
+        # The embeddings lie below layer 0: frozen with any layer, and one power of the decay further down.
         bottom = path.startswith("backbone/embeddings/")
         value = 0.0 if bottom and config.frozen_layers else config.layer_decay**layers if bottom else 1.0
         value = mix if _is_mix(path) else value
         return np.full((1,) * len(x.shape), value, np.float32)
 
+    # NumPy and not jnp: the step looks at the values while it is traced, to stop gradients at what is frozen whole.
     multipliers = jax.tree_util.tree_map_with_path(multiplier, params)
     if not any(x.any() for x in jax.tree.leaves(multipliers)):
         raise ConfigError(f"optim.frozen={' '.join(config.frozen)} leaves nothing to train; name fewer parameters")
@@ -186,11 +198,43 @@ def _clip(limit: float) -> optax.GradientTransformation:
     def update(
         updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, optax.OptState]:
+        # Whole gradients of all devices: the norm is of the batch, not of a device's part as on BERT's TPU cores.
         norm = optax.tree.norm(updates)
         factor = jnp.where(norm < limit, 1.0, limit / norm)
         return jax.tree.map(lambda g: (g * factor).astype(g.dtype), updates), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+@dataclass(frozen=True)
+class UpdateRule:
+    """What an optimizer does with the clipped gradient.
+
+    Args:
+        update: settings → gradient ↦ update, which the step multiplies with -lr.
+        adds_decay: the update includes the weight decay; else decay·p is added behind it.
+        scales_gradient: optim.gradient-scale multiplies the gradient before it is clipped.
+    """
+
+    update: Callable[[OptimConfig], optax.GradientTransformation]
+    adds_decay: bool = False
+    scales_gradient: bool = False
+
+
+OPTIMIZERS: dict[str, UpdateRule] = {
+    "bert": UpdateRule(lambda config: _scale_by_bert_adam(config.b1, config.b2, config.eps)),
+    "adamw": UpdateRule(lambda config: optax.scale_by_adam(config.b1, config.b2, config.eps)),
+    "gpt1": UpdateRule(
+        lambda config: _scale_by_gpt1_adam(config.b1, config.b2, config.eps, config.weight_decay, config.no_decay),
+        adds_decay=True,
+    ),
+    # As in TensorFlow's Adagrad: the sums of squares start at 1, and there is no eps. ELMo's original multiplies its
+    # loss with the number of unrolled steps, and clips that gradient.
+    "adagrad": UpdateRule(
+        lambda config: optax.scale_by_rss(initial_accumulator_value=1.0, eps=0.0), scales_gradient=True
+    ),
+}
+"""By optim.name."""
 
 
 def optimizer(config: OptimConfig) -> optax.GradientTransformation:
@@ -202,17 +246,11 @@ def optimizer(config: OptimConfig) -> optax.GradientTransformation:
     clip = _clip(config.clip) if config.clip else optax.identity()
     stored = functools.partial(in_bfloat16, stochastic=config.stochastic_rounding)
     as_stored = stored if config.moments == "bfloat16" else lambda tx: tx
-    if config.name == "gpt1":
-        betas, decay = (config.b1, config.b2, config.eps), (config.weight_decay, config.no_decay)
-        return optax.chain(clip, as_stored(_scale_by_gpt1_adam(*betas, *decay)))
-    if config.name == "adagrad":
-        # ELMo's original multiplies its loss with the number of unrolled steps, and clips that gradient.
+    rule = OPTIMIZERS[config.name]
+    if rule.scales_gradient:
         clip = optax.chain(optax.scale(config.gradient_scale), clip)
-    adam = {
-        # As in TensorFlow's Adagrad: the sums of squares start at 1, and there is no eps.
-        "adagrad": lambda: optax.scale_by_rss(initial_accumulator_value=1.0, eps=0.0),
-        "bert": lambda: _scale_by_bert_adam(config.b1, config.b2, config.eps),
-        "adamw": lambda: optax.scale_by_adam(config.b1, config.b2, config.eps),
-    }[config.name]()
+    if rule.adds_decay:
+        return optax.chain(clip, as_stored(rule.update(config)))
+    # Behind Adam, and so decoupled: the moments see the gradient of the loss alone.
     decay = optax.add_decayed_weights(config.weight_decay, lambda params: decayed(params, config.no_decay))
-    return optax.chain(clip, as_stored(adam), decay)
+    return optax.chain(clip, as_stored(rule.update(config)), decay)

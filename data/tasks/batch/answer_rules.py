@@ -17,12 +17,17 @@ class AnswerRules:
     unanswerable: bool = False
     """Whether "no answer" is an answer."""
     threshold: float = 0.0
-    """No answer is given where the score of none exceeds that of the best by more than this."""
+    """No answer is given where its score exceeds the best answer's score by more than this."""
 
 
 def answer_rules(task: TaskConfig, counts: Sequence[int], searched: float = 0.0) -> AnswerRules:
-    """Returns the rules of a run. counts: training's questions with an answer and without; searched: the threshold that
-    was best on held-out questions."""
+    """Returns the rules of a run.
+
+    Args:
+        task: the run's task.
+        counts: training's questions with an answer and without.
+        searched: the threshold that was best on held-out questions.
+    """
     # A model that never saw a question without an answer has not learned what its score of none means.
     learned = len(counts) > 1 and counts[1] > 0
     given = task.null_threshold not in ("dev", "never")

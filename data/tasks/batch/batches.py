@@ -23,6 +23,7 @@ from contexture.data.layouts import (
     truncate_longest_first,
     word_lines,
 )
+from contexture.data.task_kinds import KINDS
 from contexture.data.tasks.batch.answer_rules import AnswerRules
 from contexture.data.tasks.batch.document_context import context_tokens, own_tags
 from contexture.data.tasks.read.labels import class_weights
@@ -33,18 +34,6 @@ from contexture.data.tasks.store.stored_features import FeatureFiles
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, MAX_BYTES
 
-ANSWERS = {
-    "classify": {"labels": "i32 B", "weights": "f32 B", "valid": "f32 B"},
-    "regress": {"targets": "f32 B", "valid": "f32 B"},
-    "tag": {"tags": "i32 BL", "tag_weights": "f32 BL", "valid": "f32 B"},
-    "choice": {"choices": "f32 BA", "labels": "i32 B", "weights": "f32 B", "valid": "f32 B"},
-    "span": {"starts": "i32 B", "ends": "i32 B", "weights": "f32 B", "valid": "f32 B"},
-}
-"""The arrays of answers, by task.kind. labels and tags: numbers, 0 and -1 where there is none; starts and ends: places
-of the answer's first and last token in the sequence, 0 where it is not in this window; choices: 0 where an example has
-fewer alternatives than others; weights: that of an example, or of the piece that stands for a word, in the loss; valid:
-0 where an example only fills up a batch."""
-
 
 def task_fields(kind: str, family: Family, symmetric: bool = False, pair: bool = False) -> dict[str, str]:
     """Returns the arrays of a task's batch. Where an example has several sequences (a choice's alternatives, the two
@@ -54,7 +43,7 @@ def task_fields(kind: str, family: Family, symmetric: bool = False, pair: bool =
     sequences = {**text.sequences, **text.own_tokens}
     if kind == "choice" or symmetric or (pair and text.reads_words):
         sequences = {name: spec.replace("BL", "BAL") for name, spec in sequences.items()}
-    return {**sequences, **ANSWERS[kind]}
+    return {**sequences, **KINDS[kind].batch}
 
 
 WINDOW = 64
@@ -64,7 +53,7 @@ SHORTEST = 5
 
 
 def sequence_length(config: DataConfig, longest: int) -> int:
-    """Returns the tokens of a sequence: those of the longest example, a multiple of 8, at most data.length."""
+    """Returns the tokens of a sequence: of the longest example, rounded up to a multiple of 8, at most data.length."""
     return int(padded(np.int64(longest), config.length))
 
 
@@ -76,7 +65,7 @@ class _Reader:
     tokenizer: Tokenizer
     text: TextFamily
     lengths: tuple[int, ...]
-    """Those that batches are padded to, ascending."""
+    """The lengths that batches are padded to, ascending."""
     weights_C: NDArray[np.float32]
     types: int = 0
     """Rows for distinct words; 0: as many as there could be."""
@@ -107,17 +96,19 @@ class _Reader:
         return context_tokens(rows, split.documents, split.tags, self.length - 2, at_ends=self.text.is_causal)
 
     def read(self, numbers: I64, chosen: I64 | None = None) -> Batch:
-        """Returns the examples with these numbers as a batch, or the chosen rows of it. The length is that of the whole
-        batch, and where words are read by their characters, so are `types`: every device has the same."""
+        """Returns the examples with these numbers as a batch, or the chosen rows of it. The whole batch decides the
+        length and, where words are read by their characters, the table `types`: every device has the same."""
         length = self.length_of(numbers)
         if self.text.reads_words:
             return self._words(numbers, np.arange(len(numbers)) if chosen is None else chosen, length)
         split, rows = self.split, self.split.take(numbers if chosen is None else numbers[chosen])
         count = len(rows) // split.choices
+        # Where there is no second text, `b` is -1.
         single = rows["b"] < 0
         middle = np.where(single, rows["end"], rows["b"])  # where the first text ends
         b_length = np.where(single, -1, rows["end"] - middle)
         before, after = self.context(rows)
+        # Context belongs to the first text: a tagged sentence has no second one.
         begin, a_length = rows["a"] - before, before + middle - rows["a"] + after
         pairs = SpanPairs(begin, a_length, middle, b_length, np.zeros(len(rows), bool))
         # Both orders first: a pair and its reverse are each cut for themselves, since b gives on a tie.
@@ -125,7 +116,7 @@ class _Reader:
         batch = self.text.lay_out(split.tokens.read, pairs, self.tokenizer, length)
         text_BL = batch.pop("candidates")
         del batch["lengths"]
-        # An example's sequences stand below each other: BAL are the same numbers in the same order.
+        # An example's sequences are consecutive rows: BAL are the same numbers in the same order.
         if split.kind == "choice" and "next_weights" in batch:
             batch["next_weights"][is_absent(rows)] = 0.0  # special tokens alone say nothing of the language
         if split.kind == "choice" or split.symmetric:
@@ -134,7 +125,7 @@ class _Reader:
         if split.spans is not None:
             answers |= self._spans(split.spans, numbers if chosen is None else numbers[chosen], rows)
         if split.tags is not None:
-            # Tags lie beside the tokens: the span that was read as text is read again as tags.
+            # Tags are stored in parallel to the tokens: the span that was read as text is read again as tags.
             tags_BL = np.full(text_BL.shape, -1, np.int32)
             tags_BL[text_BL] = split.tags.read(pairs.a_start, pairs.a_length)
             answers |= self._tags(own_tags(tags_BL, before, middle - rows["a"], 1))
@@ -144,16 +135,17 @@ class _Reader:
         """Reads examples as words, a pair's texts as two sequences, or as one where an alternative is chosen.
 
         data.length counts the begin and the end of a sentence, which an ELMo itself adds, so the arrays have two
-        places fewer; those of static vectors too, so that they read the same words.
+        places fewer. The arrays of static vectors have too, so that they read the same words.
         """
         split, rows = self.split, self.split.take(numbers)
+        # Where the texts are among the tokens, and how much of each is read.
         words, texts = length - 2, 2 if split.pair else 1
         middle = np.where(rows["b"] < 0, rows["end"], rows["b"])
         own, (before, after) = middle - rows["a"], self.context(rows)
         starts = np.stack([rows["a"] - before, middle], 1)[:, :texts].ravel()
         lengths = np.stack([before + own + after, rows["end"] - middle], 1)[:, :texts]
         if split.layout == "joined":
-            # Both lie in one sequence: the longer one gives first, as where special tokens stand between them.
+            # Both are in one sequence: the longer one gives first, as where special tokens separate them.
             lengths = np.stack(kept_tokens(lengths[:, 0], lengths[:, 1], words), 1)
             texts = split.choices
         lengths = np.minimum(lengths, words).ravel()
@@ -165,6 +157,7 @@ class _Reader:
         else:
             batch = elmo_words(split.tokens.read, starts, lengths, split.char_ids, words, size, count)
             types = {"types": batch.pop("types")}
+        # As [examples, texts, words]; then the chosen rows, without the dim of texts where there is one text.
         sequences = {name: x.reshape(len(numbers), texts, words) for name, x in batch.items()}
         sequences = {name: x[chosen] if split.pair else x[chosen, 0] for name, x in sequences.items()}
         rows = rows.reshape(len(numbers), split.choices)[chosen].ravel()
@@ -181,24 +174,29 @@ class _Reader:
         split, batch = self.split, dict[str, np.ndarray]()
         if split.kind == "choice":
             batch["choices"] = (~is_absent(rows)).reshape(-1, split.choices).astype(np.float32)
+        # One answer an example: its first row has it.
         rows = rows[:: split.choices]
-        if split.kind in ("classify", "choice"):
+        answer, _ = KINDS[split.kind].answer
+        if answer == "label":
             # -1, no label, becomes 0: predictions are made without one, and their loss is never read.
             batch["labels"] = np.maximum(rows["label"], 0).astype(np.int32)
             batch["weights"] = self.weights_C[batch["labels"]]
-        elif split.kind == "regress":
+        elif answer == "value":
             batch["targets"] = rows["value"].astype(np.float32)
         return {**batch, "valid": np.ones(len(rows), np.float32)}
 
     def _spans(self, spans: SpanSplit, numbers: I64, rows: Rows) -> Batch:
+        # A window whose answer no token spells teaches nothing: its weight is 0.
         labels = spans.labels.read(numbers, np.ones(len(numbers), np.int64))
         batch: Batch = {"weights": (labels["start"] != UNSPELLED).astype(np.float32)}
         for field, end in (("starts", "start"), ("ends", "end")):
             places = token_places(rows, labels[end].astype(np.int64), self.text.reads_words)
+            # Where the window holds no answer, start and end are place 0, as in the original ([CLS]).
             batch[field] = np.where(labels[end] >= 0, places, 0).astype(np.int32)
         return batch
 
     def _tags(self, tags_BL: NDArray[np.int32]) -> Batch:
+        # Only the pieces that words are read at count; the others have the tag -1.
         weights_BL = np.where(tags_BL >= 0, self.weights_C[np.maximum(tags_BL, 0)], 0).astype(np.float32)
         return {"tags": tags_BL, "tag_weights": weights_BL}
 
@@ -237,6 +235,7 @@ class TaskBatches:
 
     def with_features(self, files: FeatureFiles, fields: dict[str, str]) -> "TaskBatches":
         """Returns these batches with what a frozen backbone computes of their examples: the fields of its files."""
+        # A shallow copy: both have the same reader, orders and lock.
         other = copy.copy(self)
         other._features, other.fields = files, {**self.fields, **fields}
         return other
@@ -317,12 +316,22 @@ class HeldOutTask:
         family: Family,
         rules: AnswerRules | None = None,
     ) -> None:
-        """weights_C: the weight of each label in the loss (all 1 if None). lengths: tokens of a sequence, as
-        TaskBatches.lengths; (): those that suit the examples. rules: how the answer to a question is chosen."""
+        """Opens a split.
+
+        Args:
+            split: the examples.
+            tokenizer: the model's vocabulary.
+            config: the run's data.
+            batch: examples of a batch.
+            weights_C: the weight of each label in the loss (all 1 if None).
+            lengths: tokens of a sequence, as TaskBatches.lengths; (): the lengths that suit the examples.
+            family: the model's family.
+            rules: how the answer to a question is chosen.
+        """
         self.fields = task_fields(split.kind, family, split.symmetric, split.pair)
         self.text = TEXT_FAMILIES[family]
         self.shift = int(self.text.reads_words)
-        """1 where no special token stands before the text, so that a word stands a place earlier than its piece."""
+        """1 where no special token precedes the text, so that a word is a place earlier than its piece would be."""
         self.tokenizer, self.batch, self.split = tokenizer, batch, split
         self.rules = rules or AnswerRules()
         self.count = split.count
@@ -339,7 +348,7 @@ class HeldOutTask:
         self._lock = threading.Lock()
 
     def with_features(self, files: FeatureFiles, fields: dict[str, str]) -> "HeldOutTask":
-        """As those of TaskBatches."""
+        """As `TaskBatches.with_features`."""
         other = copy.copy(self)
         other._features, other.fields = files, {**self.fields, **fields}
         return other
@@ -354,6 +363,7 @@ class HeldOutTask:
         first, last = step * self.batch, min((step + 1) * self.batch, self.split.examples)
         if not self.lengths[1:]:
             return np.arange(first, last)
+        # Windows are whole batches, so that no batch lies in two of them.
         window, before = step // WINDOW, step // WINDOW * WINDOW * self.batch
         with self._lock:
             if window not in self._sorted:
@@ -366,7 +376,7 @@ class HeldOutTask:
             return self._sorted[window][first - before : last - before]
 
     def tokens_before(self, rows: Rows) -> I64:
-        """Returns how many tokens of its document stand before each row's own."""
+        """Returns how many tokens of its document precede each row's own."""
         return self._reader.context(rows)[0]
 
     def ends_window(self, step: int) -> bool:

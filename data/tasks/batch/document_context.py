@@ -1,8 +1,8 @@
 """A sentence in the middle of its document's other sentences (Devlin et al. 2018, section 5.3: "we include the maximal
 document context provided by the data").
 
-Nothing is stored twice: the tokens of a split lie in the order of the file, so that a sentence's context is what lies
-beside it, up to the ends of its document.
+Nothing is stored twice: the tokens of a split lie in the order of the file, so that a sentence's context is next to it,
+up to the ends of its document.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,18 +27,24 @@ def context_tokens(
     All of them together fill at most `room` tokens. Each side gets half of what the sentence leaves, and what the other
     side has no use for. Only whole words are read: no word more fits on either side.
 
-    tags: beside the tokens, 0 or more at the one that stands for a word: its last one if `at_ends`, as for a GPT, else
-    its first.
+    Args:
+        rows: the sentences.
+        documents: where their documents begin and end.
+        tags: for each token, 0 or more where a word is read at it, else -1.
+        room: the most tokens of a sequence.
+        at_ends: whether words are read at their last token, as by a GPT, or at their first.
     """
     begins, ends = documents.bounds(rows)
+    # What the sentence itself leaves of the room; nothing where it is longer.
     spare = np.maximum(room - (rows["end"] - rows["a"]), 0)
     before, after = rows["a"] - begins, ends - rows["end"]
     left_words = _whole_words(tags, rows["a"], before, spare, at_ends, backward=True)
     right_words = _whole_words(tags, rows["end"], after, spare, at_ends, backward=False)
     every = np.arange(len(rows))
+    # Half of it to the left, then to the right all that remains.
     left = left_words[every, np.minimum(before, spare // 2)]
     right = right_words[every, np.minimum(after, spare - left)]
-    # The right side may be short, or behind its last word there may be room for one more on the left.
+    # The right side may be short, or leave room after its last word for one more on the left.
     left = left_words[every, np.minimum(before, spare - right)]
     return left, right
 
@@ -55,6 +61,7 @@ def _whole_words(
     # whatever lies behind it.
     inner = np.maximum(np.minimum(available - 1, spare), 0)
     borders = np.zeros((len(edge), limit + 1), bool)
+    # A border is before a word's first piece, or with `at_ends` after the last piece of the word before it.
     if backward:
         # Tokens are read from left to right, so the places away from the edge are filled from the far end.
         read = tags.read(np.maximum(edge - inner - at_ends, 0), inner)
@@ -66,6 +73,7 @@ def _whole_words(
         borders[inside] = read >= 0
     borders |= place == available[:, None]
     borders[:, 0] = True
+    # For every number of tokens at once, the last border that is not beyond it.
     return np.maximum.accumulate(np.where(borders, place, 0), axis=1)
 
 
@@ -78,8 +86,8 @@ def own_tags(tags_BL: NDArray[np.int32], before: I64, own: I64, first: int) -> N
 def chunks_in_documents(
     examples: Iterable[AnyExample], size: int, reach: int
 ) -> Iterator[tuple[list[AnyExample], list[AnyExample], list[AnyExample]]]:
-    """Yields chunks of at least `reach` examples, with those of the same documents before and after each, as many as
-    have `reach` words together. A word has a token at least, so that no more could be read."""
+    """Yields chunks of at least `reach` examples, each with its neighbours of the same documents before and after it:
+    as many as have `reach` words together. A word has at least one token, so that no more could be read."""
     iterator, size = iter(examples), max(size, reach)
     before: list[AnyExample] = []
     chunk = list(islice(iterator, size))

@@ -16,6 +16,7 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import Context, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.storage import atomic_file, atomic_folder
+from contexture.data.task_kinds import KINDS
 from contexture.data.tasks.encode.example_tokens import EncodedChunk, encode_chunk, reader, same_shape, window_of
 from contexture.data.tasks.encode.windows import SpanChunk, span_layout
 from contexture.data.tasks.read.answers import check_placed
@@ -26,7 +27,6 @@ from contexture.data.tasks.read.read_examples import check_documents, checked_fi
 from contexture.data.tasks.store.document_offsets import FILE as DOCUMENTS
 from contexture.data.tasks.store.document_offsets import DocumentWriter
 from contexture.data.tasks.store.example_store import (
-    ANSWER,
     FORMATS,
     INDEX,
     SPLITS,
@@ -65,17 +65,27 @@ def encode(
 ) -> ExampleStore:
     """Encodes task.train and task.dev into the folder `to` and opens it.
 
-    labels, pair: those of a run that is already trained, instead of task.labels and the shape of train's examples; then
-    task.train may be empty. length: tokens of a sequence, into which the contexts of questions are cut. context:
-    data.context. The folder appears when it is whole; what `cancel` raises stops the work and leaves nothing behind.
+    The folder appears when it is whole; what `cancel` raises stops the work and leaves nothing behind.
 
-    Raises: DataError for files that `examples` and `encode_chunk` refuse, and where examples of train are held out too.
+    Args:
+        task: the task.
+        tokenizer: the model's vocabulary.
+        to: the folder.
+        cancel: may raise to stop the work.
+        labels: the labels of a run that is already trained, instead of task.labels; then task.train may be empty.
+        pair: for such a run, whether its examples are pairs, instead of the shape of train's examples.
+        length: tokens of a sequence, into which the contexts of questions are cut.
+        context: data.context.
+
+    Raises:
+        DataError: for files that `examples` and `encode_chunk` refuse, and where examples of train are held out too.
     """
     task = checked_files(task)
     _apart(task)
     if context == "document":
         check_documents((*task.train, *task.dev))
     with atomic_folder(to) as part:
+        # Labels of a trained run, or named by the user, are closed from the beginning: a new one is an error.
         names = Labels(labels or task.labels, bool(task.labels))
         writer = _Writer(part, task, tokenizer, names, pair, length, context)
         try:
@@ -97,6 +107,7 @@ def _apart(task: TaskConfig) -> None:
     train = [open_source(path) for path in task.train]
     for name, paths in (("task.dev", task.dev), ("task.test", task.test)):
         for path in paths:
+            # What is missing has an error of its own, elsewhere.
             exists = path.startswith(("tfds:", "published:")) or os.path.isfile(path) or is_saved(path)
             if exists and shared([*train, open_source(path)]):
                 raise DataError(f"{path}: {name} names examples of task.train too; keep held-out examples apart")
@@ -107,12 +118,15 @@ def _renumbered(raw: bytes, tagged: bool, numbers: I64) -> bytes:
     if tagged:
         tags = np.frombuffer(raw, _TAG)
         return np.where(tags >= 0, numbers[tags], -1).astype(_TAG).tobytes()
+    # A copy: what frombuffer gives cannot be written to.
     rows = np.frombuffer(raw, row_type("classify")).copy()
     rows["label"] = np.where(rows["label"] >= 0, numbers[rows["label"]], -1)
     return rows.tobytes()
 
 
 class _Writer:
+    """A folder of encoded examples while it is written, and what its index will say."""
+
     def __init__(
         self,
         folder: Path,
@@ -145,7 +159,8 @@ class _Writer:
         self.splits = {name: cast(SplitCounts, {"examples": 0, "tokens": 0, "longest": 0, **more}) for name in SPLITS}
         self.sources: list[SourceEntry] = []
         self.counts = np.zeros(0, np.int64)
-        """How often each label stands in train, by its number; of questions, those with an answer and those without."""
+        """How often each label occurs in train, by its number; for questions, how many have an answer and how many
+        none."""
         self.widths: dict[str, list[tuple[int, int]]] = {name: [] for name in SPLITS}
         """Of a choice, (examples, rows of each) of each chunk in the order of the files."""
         self._read = 0
@@ -163,7 +178,7 @@ class _Writer:
         report = FileReport(Path(path).name, self.tokenizer, bad_rows=self.task.bad_rows, trains=trains)
         for read in example_chunks(examples(path, self.task, labelled=True, report=report)):
             cancel.check()
-            # Answers are checked before anything is encoded, so that an odd one costs its row and not the chunk.
+            # Answers are checked before anything is encoded, so that a wrong one costs its row and not the chunk.
             chunk = [example for example in read if self._is_answered(example, split, report)]
             if not chunk:
                 continue
@@ -184,6 +199,7 @@ class _Writer:
                 numbers = before + encoded.documents
             self._read = int(numbers[-1]) + 1
             held = rng.uniform(rng.random_bits(rng.key(rng.HELD_OUT), numbers)) < fraction
+            # What is held out of train is added to dev.
             self._write(encoded, split, np.flatnonzero(~held))
             self._write(encoded, "dev", np.flatnonzero(held))
         report.finish()
@@ -198,7 +214,7 @@ class _Writer:
                     self.labels.number(tag, example.origin)
             elif not isinstance(example, QuestionExample):
                 answer(example, self.task.kind, self.labels)
-            elif split == "train":  # evaluation compares texts, wherever they stand
+            elif split == "train":  # evaluation compares texts, wherever they are
                 check_placed(example)
         except DataError as error:
             report.leave_out(error)
@@ -206,18 +222,18 @@ class _Writer:
         return True
 
     def _write(self, encoded: EncodedChunk, split: str, chosen: NDArray[np.intp]) -> None:
-        """Writes the chosen examples of a chunk behind those of the split."""
+        """Appends the chosen examples of a chunk to the split."""
         if not len(chosen):
             return
         counts, choices = self.splits[split], encoded.choices
         chosen_rows = encoded.rows_of(chosen)
         rows = encoded.rows[chosen_rows].copy()
 
-        # The chosen rows' tokens move together: those of rows that are not chosen fall out from between them.
+        # The chosen rows' tokens move together: the tokens of the other rows fall out from between them.
         kept = np.zeros(len(encoded.rows), bool)
         kept[chosen_rows] = True
         places = np.flatnonzero(np.repeat(kept, encoded.rows["end"] - encoded.rows["a"]))
-        # So each row begins behind the split's tokens and those of the chosen rows before it.
+        # So each row begins after the split's tokens and the tokens of the chosen rows before it.
         lengths = rows["end"] - rows["a"]
         shift = counts["tokens"] + np.cumsum(lengths) - lengths - rows["a"]
         rows["b"] = np.where(rows["b"] >= 0, rows["b"] + shift, -1)
@@ -232,22 +248,26 @@ class _Writer:
 
         self.files[f"{split}-rows"].write(rows.tobytes())
         self.files[f"{split}-tokens"].write(encoded.tokens[places].astype(self.dtype).tobytes())
-        answers = rows[ANSWER[self.task.kind]][::choices]
+        # One answer an example: its first row has it.
+        answers = rows[KINDS[self.task.kind].answer[0]][::choices]
         if encoded.owners is not None:
+            # The windows of a text share its answer, which counts once.
             answers = answers[np.unique(encoded.owners[chosen_rows], return_index=True)[1]]
             counts["texts"] = counts.get("texts", 0) + len(chosen)
         if encoded.tags is not None:
             tags = encoded.tags[places]
             self.files[f"{split}-tags"].write(tags.astype(_TAG).tobytes())
+            # Only the pieces that words are read at have a tag.
             answers = tags[tags >= 0]
 
         if self.task.kind == "choice":
+            # The chunk has as many rows an example as its own longest list; `_widen` adds the others.
             self.widths[split].append((len(rows) // choices, choices))
         counts["examples"] += len(rows) // choices
         counts["tokens"] += len(places)
         longest = int(tokens_of(rows, pair_layout(self.task.kind, isinstance(self.tokenizer, WordNumbers))).max())
         counts["longest"] = max(counts["longest"], longest)
-        if split == "train" and self.task.kind not in ("regress", "span"):
+        if split == "train" and KINDS[self.task.kind].has_classes:
             # Labels are numbered as they come, so there may be more of them than in the chunk before.
             new = np.bincount(answers, minlength=max(len(self.labels.numbers), len(self.counts)))
             self.counts = new + np.pad(self.counts, (0, len(new) - len(self.counts)))
@@ -270,11 +290,13 @@ class _Writer:
         written = (spans.places[tokens], spans.labels[windows], records)
         for name, content in zip(SPAN_FILES, [*(x.tobytes() for x in written), texts], strict=True):
             self.files[f"{split}-{name}"].write(content)
+        # From a question's number in the chunk to its number in the split.
         numbers = counts.get("questions", 0) + np.searchsorted(chosen, owners)
         counts["questions"] = counts.get("questions", 0) + len(chosen)
         counts["text_bytes"] = texts_before + len(texts)
         if split == "train":
             without = sum(not question.answers for question in questions)
+            # With an answer, and without.
             self.counts = np.pad(self.counts, (0, 2 - len(self.counts))) + [len(questions) - without, without]
         return numbers
 
@@ -283,9 +305,10 @@ class _Writer:
 
         Sorted numbers do not depend on the order of the examples, but are known only when all of train was read.
         """
-        if self.labels.closed or self.task.kind in ("regress", "span"):
+        if self.labels.closed or not KINDS[self.task.kind].has_classes:
             return
         renumbered = self.labels.close()
+        # The counts move to the new numbers too.
         counts = np.zeros(len(renumbered), np.int64)
         counts[renumbered[: len(self.counts)]] = self.counts
         self.counts = counts
@@ -294,6 +317,7 @@ class _Writer:
             tagged = self.task.kind == "tag"
             size = (_TAG if tagged else row_type(self.task.kind)).itemsize
             with self._rewriting(name) as new:
+                # In pieces, since the training set may not fit in memory.
                 while raw := self.files[name].file.read(size * _AT_ONCE):
                     new.write(_renumbered(raw, tagged, renumbered))
 
@@ -303,6 +327,7 @@ class _Writer:
         width = max((width for parts in self.widths.values() for _, width in parts), default=1)
         row = row_type(self.task.kind)
         for split, parts in self.widths.items():
+            # Wide enough already: nothing is rewritten.
             if all(own == width for _, own in parts):
                 continue
             name = f"{split}-rows"
@@ -323,12 +348,14 @@ class _Writer:
         """A file that takes the place of one that was written, which is read from its beginning meanwhile."""
         old = self.files[name]
         old.file.seek(0)
+        # Both have one name: the new file replaces the old one when it is whole.
         with atomic_file(old.path) as part:
             new = HashingWriter(part)
             yield new
             new.file.flush()
         # Open still: held-out examples may be written behind these.
         old.file.close()
+        # Renamed by atomic_file, while it stays open.
         new.path = old.path
         self.files[name] = new
 
@@ -336,6 +363,7 @@ class _Writer:
         """Checks the examples, and writes the index."""
         kind, labels = self.task.kind, list(self.labels.numbers)
         whole = " (with data.context=document, documents are held out whole)" if self.documents else ""
+        # What cannot be trained on is refused, with what to change.
         if self.task.train and not self.splits["train"]["examples"]:
             raise DataError(
                 f"{self.sources[0]['name']}: nothing is left to learn from{whole}; lower --task.dev-fraction"
@@ -345,14 +373,16 @@ class _Writer:
                 f"task.dev-fraction={self.task.dev_fraction} holds out none of "
                 f"{self.splits['train']['examples']} examples{whole}; raise it, or give --task.dev"
             )
-        if kind not in ("regress", "span") and self.task.train and len(labels) < 2:
+        if KINDS[kind].has_classes and self.task.train and len(labels) < 2:
             raise DataError(
                 f"{self.sources[0]['name']}: every example has the label {labels[0]!r}, so there is nothing to learn; "
                 "see that --task.label names the right column"
             )
+        # An ELMo's words are known when all examples have been read.
         if isinstance(self.tokenizer, OpenVocabulary):
             self.files[WORDS] = HashingWriter(self.folder / WORDS)
             self.files[WORDS].write(self.tokenizer.file())
+        # The last documents end with the splits' tokens.
         for split, documents in self.documents.items():
             documents.finish(self.splits[split]["tokens"])
             self.splits[split]["longest"] = documents.longest
@@ -360,6 +390,7 @@ class _Writer:
         # The held-out questions may have more alternatives than any to learn from.
         self.counts = np.pad(self.counts, (0, max(len(labels) - len(self.counts), 0) if kind == "choice" else 0))
         self.close()
+        # The index names and seals all of it.
         index: dict[str, object] = {
             "format": FORMATS[self.context],
             "kind": kind,
@@ -372,6 +403,7 @@ class _Writer:
             "sources": self.sources,
             "files": {out.path.name: out.entry() for out in self.files.values()},
         }
+        # What does not apply is left out.
         index |= {"choices": choices} if kind == "choice" else {}
         index |= {"symmetric": True} if self.task.symmetric else {}
         index |= {"context": self.context} if self.context != "sentence" else {}

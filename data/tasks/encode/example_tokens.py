@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from contexture.data.binary_files import I64, Column, Memory
 from contexture.data.config import Context, TaskConfig
 from contexture.data.errors import DataError
+from contexture.data.task_kinds import KINDS
 from contexture.data.tasks.encode.windows import SpanChunk, SpanLayout, span_windows
 from contexture.data.tasks.encode.word_alignment import cut_words
 from contexture.data.tasks.read.examples import ChoiceExample, Example, Pair, QuestionExample, Tagged, Text
@@ -17,7 +18,6 @@ from contexture.data.tasks.read.file_report import FileReport
 from contexture.data.tasks.read.labels import Labels, alternatives, answer
 from contexture.data.tasks.store.document_offsets import offsets_in_memory
 from contexture.data.tasks.store.example_store import (
-    ANSWER,
     ExampleSplit,
     Rows,
     is_absent,
@@ -39,9 +39,10 @@ def tagged_tokens(
     report: FileReport,
     context: Context = "sentence",
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Returns the pieces of each example, and beside each piece its word's tag, or -1 where another piece stands for
-    the word. Where tags are not known, 0 marks the pieces that stand for words."""
+    """Returns the pieces of each example, and for each piece its word's tag, or -1 where the word is read at another
+    piece. Where tags are not known, 0 marks the pieces that words are read at."""
     pieces, places = cut_words(chunk, tokenizer, report, context)
+    # -1 everywhere, then each word's tag where the word is read.
     tags = [[-1] * len(ids) for ids in pieces]
     for example, example_tags, example_places in zip(chunk, tags, places, strict=True):
         known = example.tags or ("",) * len(example_places)
@@ -64,6 +65,7 @@ def text_tokens(
     flat = list(chain.from_iterable(texts))
     encoded = encode_checked(flat, origins, tokenizer)
     unknown = unknown_ids(tokenizer)
+    # Every text gets a token at least: a row without tokens means no alternative (`is_absent`).
     for place, (text, ids) in enumerate(zip(flat, encoded, strict=True)):
         if not ids:
             encoded[place] = unknown
@@ -74,7 +76,9 @@ def text_tokens(
     rows: list[tuple[list[int], list[int] | None]] = []
     for parts in texts:
         first, *others = [next(pieces) for _ in parts]
+        # A row for each alternative, all with the same first text.
         rows += [(first, other) for other in others or [None]]
+        # Rows without tokens, up to the longest list of the chunk.
         rows += [([], None)] * (choices - max(len(others), 1))
     return rows
 
@@ -87,11 +91,19 @@ def _texts(example: Text | Pair | ChoiceExample) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class EncodedChunk:
-    """A chunk of examples, encoded: rows [n · choices], whose places are counted from the chunk's first token; tokens;
-    tags. A question with fewer alternatives than others has rows without tokens behind its own (`is_absent`). A
-    question about a context has a row for each of its windows, whose `question` is its number in the chunk.
-    documents [n]: with their context, the number of each sentence's document, below 0 where it stands for itself.
-    owners [rows]: of texts in windows, the number of each row's text in the chunk."""
+    """A chunk of examples, encoded.
+
+    Args:
+        rows: [n · choices], with places counted from the chunk's first token. A question with fewer alternatives than
+            others has rows without tokens after its own (`is_absent`). A question about a context has a row for each
+            of its windows; the row's `question` is its number in the chunk.
+        tokens: the tokens of all rows.
+        tags: for each token, its word's tag or -1.
+        choices: rows of an example.
+        spans: for questions, what is stored of them in addition.
+        documents: [n], for sentences with context, the number of each one's document; below 0 where it has none.
+        owners: [rows], for texts in windows, the number of each row's text in the chunk.
+    """
 
     rows: Rows
     tokens: NDArray[np.uint32]
@@ -129,35 +141,45 @@ def encode_chunk(
     """Tokenises examples and numbers their answers. A text or a word without a piece is read as the unknown token,
     which `report` counts. The file's number stays 0, for the caller to set.
 
-    layout   of questions, the sequences that they are laid out in
-    context  data.context
-    window   the most tokens of a row, where texts are read in windows (`window_of`)
+    Args:
+        chunk: the examples.
+        kind: task.kind.
+        tokenizer: what encodes their texts (`reader`).
+        labels: numbers their labels.
+        report: counts what is read as unknown.
+        layout: for questions, the sequences that they are laid out in.
+        context: data.context.
+        window: the most tokens of a row, where texts are read in windows (`window_of`).
 
-    Raises: DataError with file:line for an unknown label, a number that is none, too few or too many alternatives.
+    Raises:
+        DataError: with file:line for an unknown label, a number that is none, too few or too many alternatives.
     """
     report = report or FileReport("examples", tokenizer)
     choices = int(alternatives(chunk, labels).max()) if kind == "choice" else 1
+    # An origin ends in its line: "train.tsv:7".
     lines = np.array([int(example.origin.rpartition(":")[2]) for example in chunk])
     if layout is not None:
         return _encode_questions([x for x in chunk if isinstance(x, QuestionExample)], tokenizer, lines, report, layout)
+    # -1 means none, in every field that is not set below.
     rows = np.full(len(chunk) * choices, -1, row_type(kind))
     rows["file"], rows["line"] = 0, np.repeat(lines, choices)
 
     tags: list[list[int]] | None = None
     documents: I64 | None = None
     if kind == "tag":
-        # Words, and a tag for each: the answer stands beside the tokens, and the row has none.
+        # Words, and a tag for each: the answer is stored in parallel to the tokens, and the row has none.
         sentences = [x for x in chunk if isinstance(x, Tagged)]
         pieces, tags = tagged_tokens(sentences, tokenizer, labels, report, context)
         if context == "document":
+            # A sentence of no known document is its own: ~n is below 0, and another for each.
             documents = np.array([~n if x.document is None else x.document for n, x in enumerate(sentences)])
     else:
-        # One text or two. The second lies behind the first; its place is known once all ends are.
+        # One text or two. The second follows the first; its place is known once all ends are.
         plain = [x for x in chunk if not isinstance(x, Tagged | QuestionExample)]
         texts = text_tokens(plain, tokenizer, report, choices)
         pieces = [first + (second or []) for first, second in texts]
         rows["b"] = [-1 if second is None else len(first) for first, second in texts]
-        rows[ANSWER[kind]] = np.repeat([answer(example, kind, labels) for example in plain], choices)
+        rows[KINDS[kind].answer[0]] = np.repeat([answer(example, kind, labels) for example in plain], choices)
 
     tokens = _laid_out(rows, pieces)
     flat_tags = None if tags is None else np.fromiter(chain.from_iterable(tags), np.int32, len(tokens))
@@ -172,27 +194,30 @@ def window_of(task: TaskConfig, length: int) -> int:
 
 
 def _in_windows(encoded: EncodedChunk, tokens: int) -> EncodedChunk:
-    """Returns a chunk of single texts with a row for each window of at most `tokens` tokens, one behind the other.
+    """Returns a chunk of single texts with a row for each window of at most `tokens` tokens, one after the other.
 
-    Raises: DataError for pairs, of which a window would have to hold parts of both.
+    Raises: DataError for pairs, since a window would have to hold parts of both texts.
     """
     rows = encoded.rows
     if (rows["b"] >= 0).any():
         raise DataError("task.windows reads single texts, and these examples are pairs; leave it out")
+    # A text has at least one window, an empty one too.
     counts = np.maximum(-(-(rows["end"] - rows["a"]) // tokens), 1)
     owners = np.repeat(np.arange(len(rows)), counts)
     windows = rows[owners].copy()
+    # The k-th window of a text begins k · tokens after the text.
     windows["a"] += tokens * (np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts))
     windows["end"] = np.minimum(windows["a"] + tokens, windows["end"])
     return replace(encoded, rows=windows, owners=owners)
 
 
 def _laid_out(rows: Rows, pieces: Sequence[Sequence[int]]) -> NDArray[np.uint32]:
-    """Returns the tokens of all rows behind each other, and enters their places; `b` is counted from its row's first
-    token before."""
+    """Returns the tokens of all rows, joined, and enters their places in the rows; until then `b` is counted from its
+    row's first token."""
     lengths = np.array([len(ids) for ids in pieces], np.int64)
     rows["end"] = np.cumsum(lengths)
     rows["a"] = rows["end"] - lengths
+    # -1, no second text, stays.
     rows["b"] += np.where(rows["b"] >= 0, rows["a"], 0)
     return np.fromiter(chain.from_iterable(pieces), np.uint32, int(lengths.sum()))
 
@@ -212,10 +237,12 @@ def _encode_questions(
 
 
 def same_shape(encoded: EncodedChunk, pair: bool | None, origin: str) -> bool:
-    """Returns whether the examples are pairs; origin: that of one of them. Raises: DataError where one differs from the
-    others, or from `pair`."""
+    """Returns whether the examples are pairs. origin: the origin of one of them. Raises: DataError where one differs
+    from the others, or from `pair`."""
     is_pair = encoded.rows["b"] >= 0
+    # The first example decides, where no earlier one has.
     pair = bool(is_pair[0]) if pair is None else pair
+    # Rows for no alternative have no second text either, and are no single texts.
     if len(others := np.flatnonzero((is_pair != pair) & ~is_absent(encoded.rows))):
         at = f"{origin.rpartition(':')[0]}:{encoded.rows['line'][others[0]]}"
         kinds = ("a single text", "a pair of texts")
@@ -228,8 +255,9 @@ def same_shape(encoded: EncodedChunk, pair: bool | None, origin: str) -> bool:
 
 def with_context(before: EncodedChunk | None, encoded: EncodedChunk, after: EncodedChunk | None) -> EncodedChunk:
     """Returns a chunk whose sentences may be read with the sentences before and after the chunk: the tokens and tags of
-    all are joined, and the rows remain those of the chunk."""
+    all are joined, and only the chunk's own rows remain."""
     parts = [part for part in (before, encoded, after) if part is not None]
+    # Rows count from the chunk's first token, before which others are put.
     rows, shift = encoded.rows.copy(), 0 if before is None else len(before.tokens)
     rows["a"] += shift
     rows["end"] += shift
@@ -247,14 +275,16 @@ def in_memory(
     by_words: bool = False,
     windows: str = "off",
 ) -> ExampleSplit:
-    """Returns a chunk as a split of its own. The last three are those of an ExampleSplit; words that are read by their
-    characters are words."""
+    """Returns a chunk as a split of its own. The last four arguments are fields of an ExampleSplit; `char_ids` implies
+    `by_words`."""
     by_words = by_words or char_ids is not None
     documents = None
+    # Numbered anew within the chunk, whose sentences follow each other.
     if encoded.documents is not None:
         rows = encoded.rows.copy()
         rows["document"], documents = offsets_in_memory(encoded.documents, rows["a"], len(encoded.tokens))
         encoded = replace(encoded, rows=rows)
+    # The columns of a folder, in memory.
     tags = None if encoded.tags is None else Column(Memory(encoded.tags), np.dtype("<i4"))
     lengths = tokens_of(encoded.rows, pair_layout(kind, by_words))
     longest = int((lengths if documents is None else documents.lengths(encoded.rows)).max())

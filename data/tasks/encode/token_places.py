@@ -1,4 +1,4 @@
-"""Texts → tokens, and the characters of the text that each of them stands for."""
+"""Texts → tokens, and the characters of the text that each token covers."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 
 
 def encode_with_places(texts: Sequence[str], tokenizer: Tokenizer | OpenVocabulary) -> list[tuple[list[int], I64]]:
-    """Returns the tokens of each text, those of running text, and begin and end of each among its characters, white
-    space around a token left out, i64 [n, 2]. What a tokenizer drops (marks, joiners) belongs to the token before it.
+    """Returns the tokens of each text, encoded as running text, with begin and end of each among its characters, i64
+    [n, 2]. White space around a token is left out. What a tokenizer drops (marks, joiners) belongs to the token before.
 
     Raises: DataError for text that the vocabulary cannot spell.
     """

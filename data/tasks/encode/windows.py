@@ -5,7 +5,7 @@ GPT    `[start] window [delimiter] question [extract]`
 ELMo and static vectors   `question window`, as one sequence of words
 
 Differs: the original finds an answer by words and improves it by pieces, and gives words back as text; here every token
-knows its characters, so an answer is what stands in the context. Where a window does not hold the answer, the first
+knows its characters, so an answer is text of the context. Where a window does not hold the answer, the first
 place of the sequence is its start and its end, as in the original ([CLS]; for an ELMo, the question's first word).
 """
 
@@ -60,8 +60,8 @@ def span_layout(task: TaskConfig, length: int) -> SpanLayout | None:
 
 @dataclass(frozen=True)
 class SpanChunk:
-    """A chunk of questions: PLACE beside each token, LABEL of each window, how many windows each question has, and
-    which questions are longer than task.question-length and lost their end."""
+    """A chunk of questions: PLACE of each token, LABEL of each window, how many windows each question has, and which
+    questions are longer than task.question-length and lost their end."""
 
     examples: Sequence[QuestionExample]
     windows: list[int]
@@ -88,6 +88,7 @@ def window_spans(tokens: int, room: int, stride: int) -> list[tuple[int, int]]:
         windows.append((first, size))
         if first + size >= tokens:
             return windows
+        # As in the original: by the stride, or by a whole window where that is less, so that no token is left out.
         first += min(size, stride)
 
 
@@ -99,6 +100,7 @@ def widest_window(tokens: int, windows: Sequence[tuple[int, int]]) -> I64:
         left = np.arange(size)
         score = np.minimum(left, size - 1 - left) + 0.01 * size
         inside = slice(first, first + size)
+        # A later window must be better, not as good.
         better = score > scores[inside]
         best[inside][better] = number
         scores[inside][better] = score[better]
@@ -116,13 +118,16 @@ def span_windows(
     Raises: DataError with file:line for text that the vocabulary cannot spell.
     """
     origins = [example.origin for example in examples]
+    # Texts are stored as UTF-8, which has no form for half a character.
     _check_characters(examples)
     joined = isinstance(tokenizer, WordNumbers)
     context_first = not joined and GPT_SPECIALS[-1] in tokenizer.specials
+    # Three special tokens, or the begin and the end of a sentence, which an ELMo adds itself.
     special = 2 if joined else 3
     questions = encode_checked([example.question for example in examples], origins, tokenizer)
     contexts = _encoded_contexts(examples, tokenizer, report)
 
+    # For each question its windows, and for each window its tokens, their places, and the answer among them.
     tokens: list[list[int]] = []
     seconds: list[int] = []
     owners: list[int] = []
@@ -130,6 +135,7 @@ def span_windows(
     places: list[NDArray[np.void]] = []
     labels: list[tuple[int, int]] = []
     for number, (example, question) in enumerate(zip(examples, questions, strict=True)):
+        # A question that no token spells is read as the unknown token.
         question = (question or unknown_ids(tokenizer))[: layout.longest_question]
         ids, of_context = contexts[example.context]
         windows = window_spans(len(ids), layout.length - special - len(question), layout.stride)
@@ -139,13 +145,16 @@ def span_windows(
         for window, (first, size) in enumerate(windows):
             shown = ids[first : first + size]
             tokens.append([*shown, *question] if context_first else [*question, *shown])
+            # The second text is the question or the window, by the family.
             seconds.append(-1 if joined else size if context_first else len(question))
+            # Tokens of the question have no place in the context: no answer begins or ends there.
             place = np.full(len(question) + size, -1, PLACE)
             place["begin"][before : before + size] = of_context[first : first + size, 0]
             place["end"][before : before + size] = of_context[first : first + size, 1]
             place["widest"] = 0
             place["widest"][before : before + size] = widest[first : first + size] == window
             places.append(place)
+            # Only a window with the whole answer has it; NO_ANSWER and UNSPELLED go for every window of the question.
             holds = first <= start and end < first + size
             labels.append((start, start) if start < 0 else _moved(start, end, before - first) if holds else (-1, -1))
         owners += [number] * len(windows)
@@ -157,7 +166,7 @@ def span_windows(
 
 
 def _check_characters(examples: Sequence[QuestionExample]) -> None:
-    """Raises: DataError with the origin of a question of which a text cannot be stored as UTF-8."""
+    """Raises: DataError with the origin of a question that has a text which cannot be stored as UTF-8."""
     for example in examples:
         try:
             f"{example.question}{example.id}".encode()
@@ -175,6 +184,7 @@ def _encoded_contexts(
     examples: Sequence[QuestionExample], tokenizer: Tokenizer | OpenVocabulary, report: FileReport
 ) -> dict[str, tuple[list[int], I64]]:
     """Returns the tokens and places of each distinct context, which is encoded once for all of its questions."""
+    # Reversed, so that a context has the origin of its first question.
     where = {example.context: example.origin for example in reversed(examples)}
     try:
         encoded = encode_with_places(list(where), tokenizer)
@@ -200,5 +210,6 @@ def _answer_tokens(example: QuestionExample, places: I64) -> tuple[int, int]:
     if (answer := placed_answer(example.answers, example.context)) is None:
         return UNSPELLED, UNSPELLED
     begin, end = answer.start, answer.start + len(answer.text)
+    # The tokens that share a character with the answer; an empty place shares none.
     touched = np.flatnonzero((places[:, 0] < end) & (places[:, 1] > begin) & (places[:, 0] < places[:, 1]))
     return (int(touched[0]), int(touched[-1])) if len(touched) else (UNSPELLED, UNSPELLED)

@@ -18,8 +18,8 @@ def cut_words(
     report: FileReport,
     context: Context = "sentence",
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Returns the pieces of each example's words, joined, and the place among them of the piece that stands for each
-    word.
+    """Returns the pieces of each example's words, joined, and the place among them of the piece that each word is read
+    at.
 
         BERT   a word's first piece (Devlin et al. 2018, section 5.3)
         GPT    its last piece: reading from left to right, that alone has seen the whole word

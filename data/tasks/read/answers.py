@@ -28,10 +28,11 @@ def read_answers(value: object, start: object, context: str, at: str) -> tuple[A
 
 
 def _read(value: object, context: str, at: str) -> object:
-    """Returns the list of answers that a string holds, as a *.csv has it; any other value as it is.
+    """Returns the list of answers that a string holds, as a *.csv has it; any other value unchanged.
 
     Raises: DataError for a list that cannot be read, and for an object that was written as text.
     """
+    # Text of the context is an answer, even if it looks like a list.
     if not isinstance(value, str) or value.strip() in context:
         return value
     if value.strip().startswith("{") and "text" in value:
@@ -72,11 +73,14 @@ def _pairs(value: object, start: object, at: str) -> list[tuple[object, object]]
     if value is None or (isinstance(value, str) and not value.strip()):
         return []
     if isinstance(value, str):
+        # A table has "" where it has no place.
         return [(value, None if start == "" else start)]
+    # As TFDS and Hugging Face: lists of texts and of places.
     if isinstance(value, Mapping):
         texts, starts = value.get("text"), value.get("answer_start")
         if isinstance(texts, str | bytes):
             return [(texts, starts)]
+        # A question without an answer: {"text": null}.
         if texts is None and "text" in value:
             return []
         texts = _listed(texts, at)
@@ -86,6 +90,7 @@ def _pairs(value: object, start: object, at: str) -> list[tuple[object, object]]
         return [*zip(texts, starts, strict=True)]
     pairs: list[tuple[object, object]] = []
     for each in _listed(value, at):
+        # A list may hold strings, or objects with a text and a place.
         pairs += _pairs(each, None, at) if isinstance(each, Mapping | str) else [(each, None)]
     return pairs
 
@@ -102,10 +107,12 @@ def _listed(value: object, at: str) -> Sequence[object]:
 
 def _answer(text: object, place: object, context: str, at: str) -> Answer:
     if isinstance(text, bytes):
+        # TFDS gives text as bytes.
         text = text.decode("utf-8", "replace")
     if not isinstance(text, str) or not text.strip():
         raise DataError(f"{at}: an answer is {text!r}; give a text, or no answer at all")
     if place is None:
+        # -1 where the context does not hold it: a right answer all the same, but none to learn from.
         return Answer(text, context.find(text))
     # A table in which some places are empty is often written with 3.0 for 3.
     number = written_number(place) if isinstance(place, str) else place

@@ -3,20 +3,20 @@
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import inner_suffix
+from contexture.data.task_kinds import KINDS, TEXTS, Role
 from contexture.data.tasks.read.odd_rows import Column, Columns
 from contexture.data.tasks.read.tables import Table, listed
 from contexture.data.text import tfds
 
 logger = logging.getLogger(__name__)
 
-# Usual names of columns, in lower case, as the data sets of GLUE, SQuAD, RACE, SWAG, COPA, CoNLL and TFDS have them.
+# Usual names of columns that several kinds have, or that only accompany a text (`data.task_kinds` has the others).
 _PAIRS = (
     ("sentence1", "sentence2"),
     ("premise", "hypothesis"),
@@ -26,42 +26,13 @@ _PAIRS = (
     ("first", "second"),
     ("text_a", "text_b"),
 )
-_TEXTS = ("text", "sentence", "review", "content", "question", "utterance", "query")
-_LABELS = ("label", "category", "class", "intent", "target", "sentiment", "score", "gold_label")
-USUAL_NUMBERS = ("score", "label", "target", "similarity")
-_WORDS = ("tokens", "words", "text", "sentence")
-_TAGS = ("tags", "ner_tags", "upos", "pos_tags", "ner", "labels", "label")
-_CONTEXTS = ("text", "context", "ctx", "startphrase", "premise", "question", "goal", "story", "sentence")
 _CHOICES = ("choices", "endings", "options", "alternatives")
-_QUESTIONS, _PASSAGES = ("question", "query"), ("context", "paragraph", "passage", "document", "text")
-_ANSWERS, _STARTS = ("answers", "answer", "answer_text"), ("answer_start", "start")
+_PASSAGES, _STARTS = ("context", "paragraph", "passage", "document", "text"), ("answer_start", "start")
 _CHOICE = re.compile(r"(choice|ending|option|alternative|solution|sol)_?([0-9]+)")
 
 
-@dataclass(frozen=True)
-class _Role:
-    """What a column is read for: how messages call it, the option that names it, and the usual names of such columns.
-
-    prefer: of several columns with usual names the first in their order is taken; else the user must say which.
-    """
-
-    name: str
-    option: str
-    usual: tuple[str, ...]
-    prefer: bool = False
-
-
-_TEXT, _LABEL = _Role("text", "text", _TEXTS), _Role("label", "label", _LABELS)
-_ROLES = {
-    "classify": (_TEXT, _LABEL),
-    "regress": (_TEXT, _Role("label", "label", USUAL_NUMBERS, prefer=True)),
-    "tag": (_Role("words", "text", _WORDS, prefer=True), _Role("tags", "label", _TAGS, prefer=True)),
-    "choice": (_Role("text", "text", _CONTEXTS), _LABEL),
-    "span": (_Role("question", "text", _QUESTIONS, prefer=True), _Role("answers", "label", _ANSWERS, prefer=True)),
-}
-"""By kind of task: the text and the label. A pair has a second text besides, a choice its alternatives."""
-_CONTEXT = _Role("context", "second", _PASSAGES, prefer=True)
-_FIRST_TEXT = _Role("text", "text", (*_TEXTS, *(first for first, _ in _PAIRS)))
+_CONTEXT = Role("context", "second", _PASSAGES, prefer=True)
+_FIRST_TEXT = Role("text", "text", (*TEXTS, *(first for first, _ in _PAIRS)))
 """Of a pair whose second text is named."""
 
 
@@ -71,13 +42,14 @@ def find_columns(table: Table, task: TaskConfig, labelled: bool, *, speaks: bool
     Raises: DataError where a column is missing, or several have usual names.
     """
     tagged = task.kind == "tag"
-    text_role, label_role = _ROLES.get(task.kind, (_TEXT, _LABEL))
+    kind = KINDS.get(task.kind, KINDS["classify"])
     # Named by the user, or by the format (CoNLL); empty: to be found.
     text, second, label = task.text or table.usual[0], task.second, task.label or table.usual[1]
     names = _Names(table, task.kind, labelled)
     text, second, label = names.real(text), names.real(second), names.real(label)
     if table.names is None and not (text and (label or not labelled) and (task.choices or task.kind != "choice")):
         raise DataError(f"{table.where}: a file without a header wants positions; give {names.positions}")
+    # CoNLL with words and no tags.
     if labelled and table.usual[0] and table.width == 1:
         raise DataError(f"{table.head}: 1 column where a word and its tag are wanted; give every word its tag")
 
@@ -85,25 +57,27 @@ def find_columns(table: Table, task: TaskConfig, labelled: bool, *, speaks: bool
         return _span_columns(names, task, (text, second, label), labelled, speaks)
 
     # The most telling names first: a column that is found is not looked at for the next role. So `question` is the text
-    # of a choice, whose alternatives are called choice1, …, and a pair's first text beside `sentence`.
+    # of a choice, whose alternatives are called choice1, …, and a pair's first text where there is a `sentence` too.
     choices = tuple(map(names.real, task.choices))
     choices = choices or (names.choices((text, label)) if task.kind == "choice" else ())
+    # Pairs are looked for only where neither text is named.
     if text or choices or tagged:
-        text = names.resolve(text_role, text, (*choices, label))
+        text = names.resolve(kind.text, text, (*choices, label))
     elif second:
         text = names.resolve(_FIRST_TEXT, text, (second, label))
     else:
         text, second = names.texts((label,))
     text_column = names.column(text, "words" if tagged else "first text" if second else "text", "text")
     second_column = names.column(second, "second text", "second") if second else None
+    # One column holds lists; several hold an alternative each.
     if len(choices) == 1:
         choice_columns = [names.column(choices[0], "alternatives", "choices")]
     else:
         choice_columns = [names.column(name, f"alternative {n}", "choices") for n, name in enumerate(choices)]
     label_column = None
     if labelled:
-        label = names.resolve(label_role, label, (text, second, *choices))
-        label_column = names.column(label, label_role.name, "label")
+        label = names.resolve(kind.label, label, (text, second, *choices))
+        label_column = names.column(label, kind.label.name, "label")
 
     columns = [column for column in (text_column, second_column, *choice_columns, label_column) if column]
     if choices:
@@ -117,15 +91,16 @@ def _span_columns(
     names: "_Names", task: TaskConfig, given: tuple[str, str, str], labelled: bool, speaks: bool
 ) -> Columns:
     """Returns the columns of questions: the question, the context, the answers and where they begin, an id."""
-    (question_role, answer_role), (question, context, answers) = _ROLES["span"], given
-    question = names.resolve(question_role, question, (context, answers))
+    kind, (question, context, answers) = KINDS["span"], given
+    question = names.resolve(kind.text, question, (context, answers))
     context = names.resolve(_CONTEXT, context, (question, answers))
     columns = [names.column(question, "question", "text"), names.column(context, "context", "second")]
     answer_column = start_column = None
     if labelled:
-        answers = names.resolve(answer_role, answers, (question, context))
+        answers = names.resolve(kind.label, answers, (question, context))
         answer_column = names.column(answers, "answers", "label")
         columns.append(answer_column)
+        # Optional: without it, the first place in the context that reads so is the answer's.
         starts = names.real(task.answer_start) or next(iter(names.usual(_STARTS, (question, context, answers))), "")
         if starts:
             start_column = names.column(starts, "place of the answer", "answer-start")
@@ -178,6 +153,7 @@ class _Names:
 
     def real(self, asked: str) -> str:
         """Returns the name of the one column that is called so in another case; else what was asked for."""
+        # A name with a point may be a column itself; otherwise its first part is one, and the rest a field in it.
         outer, dot, inner = ("", "", "") if asked in self.names else asked.partition(".")
         for one, rest in ((asked, ""), (outer, dot + inner)):
             same = [name for name in self.names if name.lower() == one.lower()]
@@ -186,13 +162,15 @@ class _Names:
         return asked
 
     def column(self, asked: str, role: str, option: str) -> Column:
-        """Returns a column by its name, by that of a field within its objects (`translation.de`), or by its position.
+        """Returns a column by its name, perhaps with a field within its objects (`translation.de`), or by its position.
 
         Raises: DataError where no column is called so.
         """
         table, places = self.table, [place for place, name in enumerate(self.names) if name == asked]
+        # In another case only where no column is called exactly so.
         places = places or [place for place, name in enumerate(self.names) if name.lower() == asked.lower()]
         if len(places) == 1:
+            # Rows of files are sequences, read by place; objects are read by name.
             return Column(role, places[0] if table.width else asked, f"column {asked!r}")
         if places:
             several = " or ".join(str(place + 1) for place in places)
@@ -202,6 +180,7 @@ class _Names:
                 f"{table.where}: columns have no names here, and --task.{option} is {asked!r}; give a position, from 1"
             )
         outer, dot, inner = asked.partition(".")
+        # Only objects have fields within.
         if dot and not table.width and outer in self.names:
             return Column(role, outer, f"column {asked!r}", tuple(inner.split(".")))
         if not asked.isdecimal() or not table.width:
@@ -219,7 +198,7 @@ class _Names:
         hint = "" if near else self.hint
         return DataError(f"{self.table.head}: there is no column {asked!r}{near}; {self.columns_are}{hint}")
 
-    def resolve(self, role: _Role, named: str, used: Sequence[str]) -> str:
+    def resolve(self, role: Role, named: str, used: Sequence[str]) -> str:
         """Returns the column of a role: the one that was named, or one with a usual name that is not used yet.
 
         Raises: DataError where no column has a usual name, or several have and none is preferred.
@@ -237,13 +216,13 @@ class _Names:
         return columns[0]
 
     def texts(self, used: Sequence[str]) -> tuple[str, str]:
-        """Returns the column of the text and "", or those of the two texts of a pair."""
+        """Returns the column of the text and "", or the columns of the two texts of a pair."""
         columns = ((self.usual([first], used), self.usual([second], used)) for first, second in _PAIRS)
         pairs = [(first[0], second[0]) for first, second in columns if first and second]
         if not pairs:
-            return self.resolve(_TEXT, "", used), ""
-        # A pair beside another, or beside a single text: which one is meant is a guess that nobody would notice.
-        others = self.usual(_TEXTS, (*pairs[0], *used))
+            return self.resolve(KINDS["classify"].text, "", used), ""
+        # Two pairs, or a pair and a single text: a guess which one is meant would be noticed by nobody.
+        others = self.usual(TEXTS, (*pairs[0], *used))
         if len(pairs) > 1 or others:
             raise self._unclear("text", "text", list(dict.fromkeys([*chain(*pairs), *others])))
         return pairs[0]

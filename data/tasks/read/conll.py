@@ -31,8 +31,13 @@ class Sentence(list[list[str]]):
     """The columns of a sentence, each with all of its words."""
 
     def __init__(self, words: Sequence[Sequence[str]], document: int, follows: bool) -> None:
-        """document: the number of its document within the file. follows: whether another sentence of it stands before
-        this one."""
+        """Turns words with columns into columns with words.
+
+        Args:
+            words: the columns of each word.
+            document: the number of the sentence's document within the file.
+            follows: whether another sentence of that document precedes this one.
+        """
         super().__init__(map(list, zip(*words, strict=True)))
         self.document, self.follows = document, follows
 
@@ -50,9 +55,11 @@ def conll(path: Path) -> Table:
     width, expected = len(CONLLU), "CoNLL-U has 10; put tabs between them, _ where there is nothing"
     if not universal:
         lines = word_lines(path, universal)
+        # The usual width of the first lines: a damaged first line is then left out like any other.
         number, width = usual_width((number, cells) for number, cells in lines if not isinstance(cells, str | None))
         expected = f"line {number} has {width}; give every word its tag"
     rows = _sentences(path, universal, width, expected)
+    # A file without a sentence is an error at once.
     first = next(rows, None)
     if first is None:
         raise DataError(f"{path}: no sentence in the file; give a word a line, and a blank line after each sentence")
@@ -66,8 +73,8 @@ def conll(path: Path) -> Table:
 
 def word_lines(path: Path, universal: bool) -> Iterator[tuple[int, list[str] | DataError | str | None]]:
     """Yields (number, columns) of each line; a DataError instead where it is not UTF-8, None where it is blank,
-    _DOCUMENT where a document begins. Comments are left out: in CoNLL-U the lines that begin with #, else those that
-    `_tagged` does not know."""
+    _DOCUMENT where a document begins. Comments are left out: in CoNLL-U all lines that begin with #, in CoNLL the ones
+    that do not look like the file's other lines (`_tagged`)."""
     begins, known = True, None
     for number, line, odd in decoded_lines(path, most=LONGEST_TEXT):
         line = line.rstrip("\r\n")
@@ -121,6 +128,7 @@ def _sentences(path: Path, universal: bool, width: int, expected: str) -> Iterat
         if isinstance(cells, str | None):
             if words or wrong:
                 yield begins, wrong or Sentence(words, document, follows)
+            # A blank line goes on with the document; where a document begins, no sentence precedes.
             follows = cells is None and (follows or bool(words))
             words, wrong = [], None
             document += cells is not None
@@ -128,10 +136,12 @@ def _sentences(path: Path, universal: bool, width: int, expected: str) -> Iterat
         if not isinstance(cells, DataError):
             if len(cells) != width:
                 cells = DataError(f"{path}:{number}: {counted(len(cells), 'column')} where {expected}")
+            # Ranges and empty nodes have no word of their own: their words have lines, or none.
             elif universal and _NO_WORD.fullmatch(cells[0]):
                 continue
         begins = begins if words or wrong else number
         if isinstance(cells, DataError):
+            # The first error of a sentence is the one that is reported.
             wrong = wrong or cells
         else:
             words.append(cells)
@@ -140,4 +150,5 @@ def _sentences(path: Path, universal: bool, width: int, expected: str) -> Iterat
                 f"{path}:{begins}: a sentence of more than {LONGEST_SENTENCE:,} words; put a blank line after each"
             )
     if words or wrong:
+        # The last sentence needs no blank line after it.
         yield begins, wrong or Sentence(words, document, follows)

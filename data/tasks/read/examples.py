@@ -40,7 +40,7 @@ class Tagged:
     document: int | None = field(default=None, compare=False)
     """The number of its document within the file; None where that is not known."""
     follows: bool = field(default=False, compare=False)
-    """Whether another sentence of its document stands before it."""
+    """Whether another sentence of its document precedes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QuestionExample:
-    """A question about a context. answers: those that are right, () where the context holds none, None if unknown."""
+    """A question about a context. answers: the right ones, () where the context holds none, None if unknown."""
 
     id: str
     """Its own id, else its origin."""
@@ -97,6 +97,7 @@ def example_chunks(read: Iterable[Example]) -> Iterator[list[Example]]:
     for example in read:
         chunk.append(example)
         size += characters(example)
+        # Whichever is reached first: many short texts, or a few long ones.
         if len(chunk) == CHUNK or size >= CHUNK_CHARACTERS:
             yield chunk
             chunk, size = [], 0

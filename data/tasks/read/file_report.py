@@ -1,4 +1,5 @@
-"""Odd rows of a file of examples, which do not end the work: counted, and reported once."""
+"""Odd rows of a file of examples (ones that cannot be read, and empty texts), which do not end the work: they are
+counted, and reported once."""
 
 import logging
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ MAX_ODD = 0.01
 _FEW = 3
 """Odd rows that a short file may hold, where they are a tenth of it at most."""
 _SURE = 100
-"""Odd rows after which reading stops before the end of the file, where they are more than MAX_ODD of those so far."""
+"""Odd rows after which reading stops before the end of the file, where they are more than MAX_ODD of the rows read."""
 _MEND = "start from a run whose vocabulary covers them"
 _CASED = "start from a run with a cased vocabulary, as --data.no-lowercase of pretrain learns"
 
@@ -26,8 +27,15 @@ class FileReport:
     def __init__(
         self, name: str, tokenizer: Encoder, *, every_row: bool = False, bad_rows: BadRows = "few", trains: bool = True
     ) -> None:
-        """every_row: for predictions, where no row may be left out, since each needs an answer; any text may be
-        empty. bad_rows: task.bad_rows. trains: whether the file is read for a training, which takes that option."""
+        """Begins a report.
+
+        Args:
+            name: the file, for messages.
+            tokenizer: what encodes its texts.
+            every_row: for predictions, where no row may be left out, since each needs an answer; any text may be empty.
+            bad_rows: task.bad_rows.
+            trains: whether the file is read for a training, which takes that option.
+        """
         self.name, self.every_row, self.bad_rows, self.trains = name, every_row, bad_rows, trains
         self.rows = self.left_out = self.empty = self.unspelled = self.quoted = self.cut_questions = 0
         self._odd: list[DataError] = []
@@ -48,6 +56,7 @@ class FileReport:
             raise error
         self.empty += 1
         self._first_empty = self._first_empty or origin
+        # An empty text to predict for is an input like others, and answered.
         if not self.every_row:
             self._count(error)
 
@@ -61,6 +70,7 @@ class FileReport:
         self._unknown.add(texts, encoded)
 
     def _count(self, error: DataError) -> None:
+        # The first one is shown, whatever follows.
         self._odd = self._odd or [error]
         # So many are no accident: a file of gigabytes need not be read to its end to say so.
         if self.bad_rows != "skip" and self.left_out + self.empty >= _SURE:
@@ -71,8 +81,10 @@ class FileReport:
         is then in the file as a whole, or in the options, and training on the rest would hide it."""
         # Where every row is answered, an empty text is an input like others.
         odd = self.left_out + (0 if self.every_row else self.empty)
+        # Any number may be skipped, but not all rows.
         if self.bad_rows == "skip" and self.left_out < max(self.rows, 1):
             return
+        # One in a hundred, or in a short file one in ten, up to three.
         if odd > max(MAX_ODD * self.rows, min(_FEW, self.rows // 10)):
             mend = "" if self.bad_rows == "skip" or not self.trains else "; --task.bad-rows skip leaves them out"
             raise DataError(

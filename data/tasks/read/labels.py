@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError, did_you_mean
+from contexture.data.task_kinds import KINDS
 from contexture.data.tasks.read.examples import ChoiceExample, Example, Pair, Text
 from contexture.data.tasks.read.tables import counted
 from contexture.data.text.written_numbers import written_number
@@ -38,10 +39,12 @@ class Labels:
 
         `1` and `1.0` are one label: a table in which some labels are missing is often written with 1.0 for 1.
         """
+        # The label exactly as written comes first, then a whole number in its other spelling.
         number = self.numbers.get(label)
         other = self._spellings.get(_value(label)) if number is None else None
         if other is not None:
             number = self.numbers[other]
+            # The shorter spelling is the label's name from now on: 1 instead of 1.0.
             if not self.closed and len(label) < len(other):
                 self._spellings[_value(label)] = label
                 self.numbers = {label if known == other else known: n for known, n in self.numbers.items()}
@@ -84,6 +87,7 @@ class Labels:
             )
         if count > MAX_ALTERNATIVES:
             raise DataError(f"{origin}: {count:,} alternatives; at most {MAX_ALTERNATIVES} can be chosen from")
+        # Names that the user gave come first; alternatives beyond them are called by their numbers.
         known = list(self.numbers)[:count]
         return [*known, *map(str, range(len(known), count))]
 
@@ -95,7 +99,7 @@ class Labels:
 
 
 def _value(label: str) -> str:
-    """Returns a whole number without its zeros behind the point, `1` of `1.0`; any other label as it is."""
+    """Returns a whole number without the zeros after its point, `1` for `1.0`; any other label unchanged."""
     return match[1] if (match := _WHOLE.fullmatch(label)) else label
 
 
@@ -123,10 +127,10 @@ def answer(example: Text | Pair | ChoiceExample, kind: str, labels: Labels) -> f
     """
     label, origin = example.label, example.origin
     if label is None:
-        return math.nan if kind == "regress" else -1
+        return -1 if KINDS[kind].has_classes else math.nan
     if isinstance(example, ChoiceExample):
         return _right(example, label, labels)
-    if kind == "classify":
+    if KINDS[kind].has_classes:
         return labels.number(label, origin)
     value = written_number(label)
     if value is None or not np.isfinite(value):
@@ -138,12 +142,14 @@ def answer(example: Text | Pair | ChoiceExample, kind: str, labels: Labels) -> f
 
 def _right(example: ChoiceExample, label: str, labels: Labels) -> int:
     """Returns the alternative that a label means, by its name (or number) or by its own text."""
+    # By name or number ...
     names = labels.alternatives(len(example.choices), example.origin)
     matches = {names.index(label)} if label in names else set[int]()
     # A label that is a name given by the user is that name alone. A number from 0 may also be an alternative's own text
     # ("2" among sums): if the two differ, nobody can tell which was meant.
     if not matches or not labels.named:
         matches |= {number for number, choice in enumerate(example.choices) if choice.strip() == label}
+    # `1.0` means alternative 1.
     if not matches and _value(label) in names:
         matches = {names.index(_value(label))}
     if not matches:
@@ -164,6 +170,7 @@ def _right(example: ChoiceExample, label: str, labels: Labels) -> int:
 def class_weights(task: TaskConfig, labels: tuple[str, ...], counts: tuple[int, ...]) -> NDArray[np.float32]:
     """Returns the weight of each label's examples in the loss. `balanced`: examples / (labels · the label's examples),
     as in scikit-learn. Raises: DataError for an unknown label, or a weight that is no number above 0."""
+    # Labels that nobody weighs count once.
     weights_C = np.ones(max(len(labels), 1), np.float32)
     if task.class_weights == ("balanced",):
         # A label without examples would divide by zero; the last of many alternatives may have none.
@@ -171,6 +178,7 @@ def class_weights(task: TaskConfig, labels: tuple[str, ...], counts: tuple[int, 
         balanced_C = (sum(counts) / (len(labels) * counted)).astype(np.float32)
         return np.where(np.array(counts) > 0, balanced_C, np.float32(1.0))
     for entry in task.class_weights:
+        # A label may hold = itself.
         label, _, weight = entry.rpartition("=")
         if label not in labels:
             raise DataError(

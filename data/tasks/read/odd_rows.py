@@ -57,7 +57,7 @@ class RowReader:
     """Makes an Example of one row."""
 
     at: str
-    """Where it stands, for an error: "data/train.tsv:7"."""
+    """Its place, for an error: "data/train.tsv:7"."""
     origin: str
     """Its id: "train.tsv:7"."""
     report: FileReport | None
@@ -72,9 +72,11 @@ class RowReader:
                 raise DataError(
                     f"{at}: {counted(len(words), 'word')} and {counted(len(tags), 'tag')}; give every word one tag"
                 )
+            # Of all formats, CoNLL alone knows documents.
             if isinstance(row, Sentence):
                 return Tagged(words, tags, self.origin, row.document, row.follows)
             return Tagged(words, tags, self.origin)
+        # All other kinds begin with a text.
         text = self._text(self._cell(row, columns.text), str(columns.text))
         if columns.spans and columns.second is not None:
             return self._question(row, columns, text, self._text(self._cell(row, columns.second), str(columns.second)))
@@ -92,6 +94,7 @@ class RowReader:
             start = self._cell(row, columns.start) if columns.start is not None else None
             answers = read_answers(self._cell(row, columns.label), start, context, self.at)
         given = self._cell(row, columns.id) if columns.id is not None else None
+        # An id that is empty is none: the row's place names the question then.
         own = "" if given is None else str(given).strip()
         return QuestionExample(own or self.origin, question, context, answers, self.origin)
 
@@ -101,6 +104,7 @@ class RowReader:
             value: Any = row[column.key]  # pyright: ignore[reportArgumentType, reportCallIssue]  # the key fits its table
             for name in column.inner:
                 value = value[name]
+        # The row has no such column, or the field is looked for in what is no object.
         except (KeyError, TypeError):
             if optional:
                 return None
@@ -116,8 +120,10 @@ class RowReader:
     def _sequence(self, row: Row, column: Column, read: Callable[[object, str], str]) -> tuple[str, ...]:
         """Returns words, or tags, from a list of them, also one written as text, or a string with single spaces between
         them."""
+        # Tags may be numbers; a list of numbers is no words.
         value = self._listed(self._cell(row, column), column, numbers=column.role == "tags")
         if isinstance(value, str):
+            # At single spaces: a double one gives an empty word, and does not move the tags after it.
             value = value.split(" ") if value.strip() else []
         if not isinstance(value, list):
             raise DataError(
@@ -129,7 +135,7 @@ class RowReader:
         return tuple(read(each, f"{one} {place} ({column.called})") for place, each in enumerate(value, 1))
 
     def _listed(self, value: object, column: Column, *, numbers: bool = False) -> object:
-        """Returns the list that a cell holds as text, as a *.csv has it; any other cell as it is."""
+        """Returns the list that a cell holds as text, as a *.csv has it; any other cell unchanged."""
         try:
             items = written_list(value, numbers=numbers) if isinstance(value, str) else None
         except ValueError as error:
@@ -140,14 +146,16 @@ class RowReader:
         return value if items is None else items
 
     def _alternatives(self, row: Row, columns: Sequence[Column]) -> tuple[str, ...]:
-        """Returns alternatives from a list in one column, or from one column each, of which the last may be empty."""
+        """Returns alternatives from a list in one column, or from one column each, the last of which may be empty."""
         at = self.at
         if len(columns) > 1:
+            # The first two alternatives must be there, the others may be missing.
             cells = [self._cell(row, column, optional=n > 1) for n, column in enumerate(columns)]
             # A question with fewer alternatives than there are columns leaves the last ones empty.
             while len(cells) > 2 and (cells[-1] is None or (isinstance(cells[-1], str) and not cells[-1].strip())):
                 cells.pop()
             return tuple(self._text(cell, str(column)) for cell, column in zip(cells, columns, strict=False))
+        # A list in one column.
         column = columns[0]
         value = self._listed(self._cell(row, column), column)
         if not isinstance(value, list):
@@ -194,6 +202,7 @@ def _is_list(label: str) -> bool:
         items = written_list(label, numbers=True)
     except ValueError:
         return True
+    # `[5]` may be a label as it is written; quotes, or several items, make a list.
     return items is not None and (len(items) != 1 or "'" in label or '"' in label)
 
 

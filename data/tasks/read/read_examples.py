@@ -70,6 +70,7 @@ def check_examples(task: TaskConfig, context: Context = "sentence") -> None:
     for what, paths in (("task.train", task.train), ("task.dev", task.dev), ("task.test", task.test)):
         check_sources(paths, what)
         for path in paths:
+            # Columns alone: rows are read when they are encoded.
             find_columns(open_table(path, task), task, labelled=True, speaks=False)
 
 
@@ -123,20 +124,26 @@ def examples(
     """Yields the rows of a file or a TFDS set as examples, in their order, in memory bounded by a row.
 
     classify and regress give Text, or Pair where there is a second column; tag gives Tagged, choice gives
-    ChoiceExample, span gives QuestionExample. Unless they are `labelled`, labels, tags and answers are None, and need
-    no column. The columns that are read are logged where not all were given.
+    ChoiceExample, span gives QuestionExample. The columns that are read are logged where not all were given.
 
-    report: counts invalid rows, which are left out, and empty texts, which are kept.
+    Args:
+        path: the file, or the set's name.
+        task: the task.
+        labelled: whether labels, tags and answers are read; else they are None and need no column.
+        report: counts invalid rows, which are left out, and empty texts, which are kept.
 
-    Raises: DataError with file:line for an invalid row where no report counts it, and for missing columns.
+    Raises:
+        DataError: with file:line for an invalid row where no report counts it, and for missing columns.
     """
     table = open_table(path, task)
     columns = find_columns(table, task, labelled)
+    # Examples are named by their file without its folder, as index.json names it.
     name = table.where if path.startswith(tfds.PREFIX) else open_source(path).name
     empty, ids = True, dict[str, str]()
     tabs = report is not None and inner_suffix(path) == ".tsv"
     for number, row in table.rows:
         empty = False
+        # Errors name the path, ids the file's name alone.
         reader = RowReader(f"{table.where}:{number}", f"{name}:{number}", report)
         if report is not None:
             report.rows += 1
@@ -153,12 +160,13 @@ def examples(
                 if first != example.origin:
                     raise DataError(f"{reader.at}: the id {example.id!r} is that of {first} too; give each its own")
         except DataError as error:
-            # Where somebody counts odd rows, one of them does not end the work.
+            # With a report, a row that cannot be read does not end the work.
             if report is None:
                 raise
             report.leave_out(error)
         else:
             yield example
+    # A file of wrong rows is not empty: what is wrong with them was said.
     if empty:
         raise DataError(f"{path}: no row in the file but its header; give a row for each example")
 
@@ -168,6 +176,7 @@ def examples_of(records: Sequence[Mapping[str, object]], task: TaskConfig) -> li
 
     Raises: DataError for an invalid record, and for missing columns.
     """
+    # NumPy's and pandas' values as a file would have them.
     rows = [plain(record) for record in records]
     table = table_of_records("text", lambda: enumerate(rows), "every text is a dict of columns")
     columns = find_columns(table, task, labelled=False)
@@ -188,6 +197,7 @@ def open_table(path: str, task: TaskConfig) -> Table:
     """Returns the rows of a file or a TFDS set. Raises: DataError for one of no known format."""
     if path.startswith(tfds.PREFIX):
         split = tfds.open_split(path)
+        # Width 0: its rows are mappings.
         return Table(split.name, split.name, tuple(split.features), 0, split.rows())
     if is_published(path):
         return table_of(path)
@@ -197,6 +207,7 @@ def open_table(path: str, task: TaskConfig) -> Table:
     match inner_suffix(file):
         case ".tsv" | ".csv":
             return separated(file, _has_header(task))
+        # SQuAD's own files are objects; for other tasks a *.json is an array of rows.
         case ".json" if task.kind == "span":
             return questions_of_json(file)
         case ".jsonl" | ".json":

@@ -33,7 +33,7 @@ def questions_of_json(path: Path) -> Table:
         raise
     except (ValueError, RecursionError) as error:
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        # Text behind a whole object is most often the next line of JSON lines.
+        # Text after a whole object is most often the next line of JSON lines.
         several = getattr(error, "msg", "") == "Extra data"
         hint = "if every line is an object, name the file *.jsonl; " if several else ""
         raise DataError(f"{path}{line}: {fault_of(error)}; {hint}a *.json in SQuAD's form is {_FORM}") from None
@@ -54,6 +54,7 @@ def _rows(path: Path, content: object) -> Iterator[Row | DataError]:
                     yield DataError(f"{path}:{number}: a question is no object; a file in SQuAD's form is {_FORM}")
                     continue
                 row: dict[str, object] = {"context": context, "question": question.get("question")}
+                # Without an id the row's place names the question.
                 row["id"] = question.get("id", "")
                 # A question that cannot be answered may list plausible answers, which are none. One without a list of
                 # answers is not labelled, which is no answer either.
@@ -66,6 +67,7 @@ def _rows(path: Path, content: object) -> Iterator[Row | DataError]:
 
 def _checked(path: Path, number: int, row: dict[str, object]) -> Row | DataError:
     try:
+        # Half a character can be written as an escape, and would fail only where text is encoded.
         json.dumps(row, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         return DataError(f"{path}:{number}: half a character (a lone \\ud800-\\udfff); give text in UTF-8")

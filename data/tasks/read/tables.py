@@ -69,12 +69,14 @@ def separated(path: Path, header: bool) -> Table:
     rows = read(path)
     names = None
     if header:
+        # An empty file has a header without columns, which is refused below.
         number, cells = next(rows, (0, []))
         if isinstance(cells, DataError):
             raise cells
         names, width = tuple(name.strip() for name in cells), len(cells)
         lone = "".join(cells[:1])
     else:
+        # A second pass from the beginning: `rows` is still at its first row.
         number, width = usual_width(read(path))
         lone = next((row[0] for line, row in read(path) if line == number and not isinstance(row, DataError)), "")
     if not width:
@@ -110,6 +112,7 @@ def usual_width(rows: Iterable[tuple[int, Sequence[str] | DataError]]) -> tuple[
             odd = odd or row
         else:
             widths[len(row)] += 1
+            # The first line of each width, for messages.
             lines.setdefault(len(row), number)
     if odd and not widths:
         raise odd
@@ -145,6 +148,7 @@ def table_of_records(
     # Not the first object's keys alone: one odd object would then make all others odd.
     names = tuple(key for key, count in keys.items() if 2 * count >= len(lines))
     rare = tuple(key for key in keys if key not in names)
+    # Read from the beginning again: the first rows belong to the table.
     return Table(where, f"{where}:{lines[0]}", names, 0, records(), rare=rare)
 
 
@@ -169,11 +173,13 @@ def _tabs(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
     for number, line, wrong in decoded_lines(path):
         # Nothing else is stripped: an empty cell at the end is a cell.
         line = line.removesuffix("\n").removesuffix("\r")
+        # A blank line is no row; one of tabs has empty cells.
         if line.strip() or "\t" in line:
             yield number, wrong or line.split("\t")
 
 
 def _commas(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
+    # The csv module allows 128 KiB unless told otherwise.
     csv.field_size_limit(LONGEST_FIELD)
     # The csv module takes lines and gives rows. A quoted field may hold line ends, so the lines of the row that is
     # being read are held, with their errors, to say where it begins and what is wrong with it.
@@ -196,6 +202,7 @@ def _commas(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
 
     reader = csv.reader(fed(), strict=True)
     while True:
+        # Lines read so far, so that the next one begins the row.
         first = reader.line_num + 1
         held.clear()
         odd.clear()
@@ -213,6 +220,7 @@ def _commas(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
 
 def _broken(path: Path, first: int, held: list[str], reason: str) -> DataError:
     """Returns the error of csv's reader, in the row of these lines, with its line and how to mend it."""
+    # Errors within a line keep csv's words; a quote that is never closed is looked for.
     if "end of data" not in reason and "field limit" not in reason:
         if "expected after" in reason:
             reason = 'text after a closing quote; write a quote within a quoted field twice: ""'

@@ -1,4 +1,4 @@
-"""Which documents the sentences of a split stand in.
+"""Which documents the sentences of a split belong to.
 
 SPLIT-documents.bin    i64 [documents + 1]: where the tokens of each document begin; at the end, how many there are
 """
@@ -24,6 +24,7 @@ class DocumentOffsets:
     def bounds(self, rows: NDArray[np.void]) -> tuple[I64, I64]:
         """Returns where the tokens of each sentence's document begin and end."""
         documents = rows["document"]
+        # A document ends where the next one begins: two neighbours of one list.
         pairs = self.offsets.read(documents, np.full(len(documents), 2)).reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
 
@@ -40,15 +41,22 @@ class DocumentWriter(Int64Writer):
         super().__init__(path)
         self.longest = 0
         """Tokens of the longest document, once all of them have ended."""
+        # Documents so far, where the last one begins, and which one that is in its file.
         self._count = self._begin = 0
         self._last: tuple[int, int] | None = None
 
     def number(self, file: int, documents: I64, begins: I64) -> I64:
-        """Returns the number within the split of each sentence's document. documents: their numbers within a file;
-        begins: where the tokens of each sentence begin in the split."""
+        """Returns the number within the split of each sentence's document.
+
+        Args:
+            file: the number of the sentences' file.
+            documents: the number of each one's document within the file.
+            begins: where the tokens of each sentence begin in the split.
+        """
         # A document ends where the next one begins; the first of these sentences may go on with the one before.
         changes = np.append((file, int(documents[0])) != self._last, documents[1:] != documents[:-1])
         self._enter(begins[changes])
+        # A sentence that goes on with a document has the number that was given last.
         numbers = self._count - 1 + np.cumsum(changes)
         self._count, self._last = self._count + int(changes.sum()), (file, int(documents[-1]))
         return numbers
@@ -59,14 +67,15 @@ class DocumentWriter(Int64Writer):
         self.flush()
 
     def _enter(self, begins: I64) -> None:
+        # The length of a document is known when the next one begins.
         self.longest = max(self.longest, int(np.diff(begins, prepend=self._begin).max(initial=0)))
         self._begin = int(begins[-1]) if len(begins) else self._begin
         self.add(*begins.tolist())
 
 
 def offsets_in_memory(documents: I64, begins: I64, tokens: int) -> tuple[I64, DocumentOffsets]:
-    """Returns the number of each sentence's document, and the documents, of sentences that follow each other among
-    `tokens` tokens. What lies before the first sentence and after the last one belongs to their documents."""
+    """Returns the number of each sentence's document, and the documents, for consecutive sentences among `tokens`
+    tokens. What lies before the first sentence and after the last one belongs to their documents."""
     changes = np.append(True, documents[1:] != documents[:-1])
     offsets = np.append(begins[changes], tokens)
     offsets[0] = 0

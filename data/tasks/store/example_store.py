@@ -35,6 +35,7 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import Context, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import open_plain, read_plain
+from contexture.data.task_kinds import KINDS
 from contexture.data.tasks.read.published.publishers import is_published, open_published
 from contexture.data.tasks.store.document_offsets import FILE as DOCUMENTS
 from contexture.data.tasks.store.document_offsets import DocumentOffsets
@@ -50,8 +51,6 @@ INDEX = "index.json"
 WORDS = "words.json"
 SPLITS = ("train", "dev")
 _PLACES = [(name, "<i8") for name in ("a", "b", "end", "file", "line")]
-ANSWER = {"classify": "label", "choice": "label", "regress": "value", "span": "question", "tag": "document"}
-"""By the kind of task, the field of a row that says what is right for its example, or where that is found."""
 
 
 def row_type(kind: str) -> np.dtype[np.void]:
@@ -63,15 +62,9 @@ def row_type(kind: str) -> np.dtype[np.void]:
     file    the number of its source
     line    its line there
 
-    and one of these (ANSWER):
-
-    label     of classify and choice: the number of its label, -1 for none
-    value     f8, of regress: the number to predict, NaN for none
-    question  of span: the number of the question whose window the row is
-    document  of tag: the number of the document that a sentence is read within, -1 where it is read alone; its tags lie
-              beside its tokens
+    and what is right for it: `TaskKind.answer`
     """
-    return np.dtype([*_PLACES, (ANSWER[kind], "<f8" if kind == "regress" else "<i8")])
+    return np.dtype([*_PLACES, KINDS[kind].answer])
 
 
 Rows: TypeAlias = NDArray[np.void]
@@ -184,6 +177,7 @@ class ExampleSplit:
         if self.windows == "off":
             return np.ones(len(numbers), bool)
         rows, before = self.take(numbers), self.take(np.maximum(numbers - 1, 0))
+        # The windows of a text have its file and line, one after the other.
         return (rows["file"] != before["file"]) | (rows["line"] != before["line"]) | (numbers == 0)
 
     @property
@@ -194,6 +188,7 @@ class ExampleSplit:
     @property
     def pair(self) -> bool:
         """Whether its examples are pairs of texts."""
+        # One look: all examples of a split have the same shape (`same_shape`).
         return self.examples > 0 and bool(self.take(np.zeros(1, np.int64))["b"][0] >= 0)
 
     @property
@@ -210,16 +205,16 @@ class ExampleSplit:
         regression f64 [n]."""
         # In chunks, since a row is six times as large as its answer.
         parts = [self._answers(self.take(numbers[self.begins(numbers)])) for numbers in self.parts()]
-        return np.concatenate(parts) if parts else np.empty(0, np.float64 if self.kind == "regress" else np.int32)
+        return np.concatenate(parts) if parts else np.empty(0, np.int32 if KINDS[self.kind].has_classes else np.float64)
 
     def _answers(self, rows: Rows) -> Answers:
         if self.tags is not None:
-            # Only the pieces that stand for words have tags; they lie in the order of the words.
+            # Only the pieces that words are read at have tags; they are in the order of the words.
             tags = self.tags.read(rows["a"], rows["end"] - rows["a"])
             return tags[tags >= 0]
         # Each alternative of a choice repeats its example's answer.
-        answers = rows[ANSWER[self.kind]][:: self.choices]
-        return answers.copy() if self.kind == "regress" else answers.astype(np.int32)
+        answers = rows[KINDS[self.kind].answer[0]][:: self.choices]
+        return answers.astype(np.int32) if KINDS[self.kind].has_classes else answers.copy()
 
     def origin(self, row: np.void) -> str:
         """Returns the file and the line of an example: "train.tsv:7"."""
@@ -232,6 +227,7 @@ class ExampleSplit:
         return self._own_tokens(numbers)
 
     def _own_tokens(self, numbers: I64) -> I64:
+        # Of a choice, the longest of its sequences.
         return tokens_of(self.take(numbers), self.layout).reshape(-1, self.choices).max(1)
 
     def has_absent(self) -> bool:
@@ -240,6 +236,7 @@ class ExampleSplit:
 
     def parts(self) -> Iterator[I64]:
         """Yields the numbers of all examples, in parts."""
+        # In parts, so that the rows of millions of examples are never in memory together.
         for first in range(0, self.examples, 1 << 16):
             yield np.arange(first, min(first + (1 << 16), self.examples))
 
@@ -261,19 +258,22 @@ class ExampleSplit:
 
         Of questions these are windows, which always fit.
         """
+        # With the two special tokens at its ends.
         return self._own_tokens(numbers) + 2 > length
 
 
 def sha256_of(path: str) -> str:
-    """Returns the sha256 (hex) of a file's bytes, or of those of a saved data set's files; "" for a TFDS set, which has
-    digests of its own."""
+    """Returns the sha256 (hex) of a file's bytes, or of the digests of a saved data set's files; "" for a TFDS set,
+    which has digests of its own."""
     if path.startswith("tfds:"):
         return ""
     if hub.is_address(path):
         return _digest_of(hub.local_files(path))
+    # A set in several files, as RACE is, has a digest over all of theirs.
     if is_published(path):
         files = [file for file, _, _ in open_published(path).parts]
         return _digest_of(files) if len(files) > 1 else sha256_of(files[0])
+    # A file's bytes as they lie on disk, compressed or not.
     if not os.path.isdir(path):
         with open_plain(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -282,7 +282,8 @@ def sha256_of(path: str) -> str:
 
 
 def _digest_of(files: Sequence[str | Path]) -> str:
-    """Returns the sha256 of those of several files."""
+    """Returns the sha256 of the digests of several files."""
+    # A digest of digests: no file is held, and their order counts.
     return hashlib.sha256("".join(map(sha256_of, map(str, files))).encode()).hexdigest()
 
 
@@ -297,17 +298,18 @@ def pair_layout(kind: str, by_words: bool) -> PairLayout:
 
 
 def is_absent(rows: Rows) -> NDArray[np.bool_]:
-    """Returns which rows stand for no alternative: an example has fewer of them than others. Each text has a token."""
+    """Returns which rows hold no alternative, since their example has fewer than others. Each text has a token."""
     return rows["a"] == rows["end"]
 
 
 def tokens_of(rows: Rows, layout: PairLayout) -> I64:
-    """Returns the tokens of each row's sequence, without the special ones at its two ends, but with the one between two
-    texts. Where they lie apart, the longer one counts."""
+    """Returns the tokens of each row's sequence, without the special tokens at its two ends, but with the one between
+    two texts. Where the texts lie apart, the longer one counts."""
     whole, single = rows["end"] - rows["a"], rows["b"] < 0
     if layout != "apart":
         # One more for the token between two texts.
         return whole + (~single if layout == "marked" else 0)
+    # Each text is a sequence of its own; a single text leaves nothing for a second one.
     first = np.where(single, whole, rows["b"] - rows["a"])
     return np.maximum(first, whole - first)
 
@@ -320,7 +322,7 @@ class ExampleStore:
         self.kind: str = index["kind"]
         self.labels: tuple[str, ...] = tuple(index["labels"])
         self.counts: tuple[int, ...] = tuple(index["counts"])
-        """How often each label stands in train; empty for a regression."""
+        """How often each label occurs in train; empty for a regression."""
         self.pair: bool = index["pair"]
         """Whether the examples are pairs of texts."""
         self.choices: int = index.get("choices", 1)
@@ -335,6 +337,7 @@ class ExampleStore:
             check_bytes(folder / WORDS, index["files"][WORDS]["sha256"], _MEND)
             words = json.loads(read_plain(folder / WORDS))
             self._char_ids, self.cut_words = char_id_table(words), int(are_cut(words).sum())
+        # Files stay open as long as the store, and are read by position.
         self.splits = {name: self._split(name) for name in SPLITS}
 
     def _split(self, name: str) -> ExampleSplit:
@@ -353,8 +356,10 @@ class ExampleStore:
             self.index.get("symmetric", False),
             self._char_ids,
             self._spans(name) if self.kind == "span" else None,
+            # Counted by file: rows that dev_fraction held out of train's files are not told apart.
             sum(source.get("left_out", 0) for source in self.index["sources"] if source["split"] == name),
             self._documents(name) if self.context == "document" else None,
+            # An ELMo's index leaves it out: its words have a file of their own.
             self.index.get("by_words", self._char_ids is not None),
             self.index.get("windows", "off"),
             counts.get("texts", 0),
@@ -383,12 +388,14 @@ class ExampleStore:
             raise DataError(f"{folder}: holds no examples ({INDEX} is missing); {_MEND}") from None
         except (OSError, ValueError, RecursionError):
             raise DataError(f"{file}: cannot be read; {_MEND}") from None
+        # The format goes with the context, so that a reader of format 1 alone refuses what it would read wrongly.
         of = FORMATS["document" if isinstance(index, dict) and index.get("context") == "document" else "sentence"]
         if not isinstance(index, dict) or index.get("format") != of:
             got = index.get("format") if isinstance(index, dict) else None
             raise DataError(f"{file}: of format {got!r}, this reads format {of}; {_MEND}")
         if (wrong := misfit(index, _INDEX)) or index["fingerprint"] != fingerprint_of(index):
             raise DataError(f"{file}: damaged ({wrong or 'its content does not match its fingerprint'}); {_MEND}")
+        # Sizes cost nothing and are compared now; `verify` compares all bytes.
         for name, entry in index["files"].items():
             size = os.path.getsize(folder / name) if (folder / name).is_file() else None
             if size != entry["size"]:

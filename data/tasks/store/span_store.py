@@ -1,6 +1,6 @@
-"""What is stored of question answering beside rows and tokens, whose rows are windows of contexts.
+"""What is stored for question answering in addition to rows and tokens; the rows are windows of contexts.
 
-SPLIT-places.bin     PLACE beside each token: where it stands in the context
+SPLIT-places.bin     PLACE of each token: where it is in the context
 SPLIT-labels.bin     LABEL of each window: where the answer is among its tokens
 SPLIT-questions.bin  QUESTION of each question: where its texts are
 SPLIT-texts.bin      UTF-8: contexts, and a JSON object for each question
@@ -31,11 +31,13 @@ _TEXT = np.dtype("u1")
 
 
 def token_places(rows: NDArray[np.void], tokens: I64, elmo: bool) -> I64:
-    """Returns where tokens, counted from the first of their row, stand in its sequence: behind the special token in
-    front, and behind that between the two texts; an ELMo's arrays have none."""
+    """Returns the places in a sequence of tokens that are counted from the first token of their row: the sequence also
+    has a special token in front and one between the two texts. An ELMo's arrays have none."""
     if elmo:
         return tokens
+    # Where the second text begins, counted from the row's first token; of a single text, its end.
     second = np.where(rows["b"] < 0, rows["end"], rows["b"]) - rows["a"]
+    # One for the token in front, and one more for what follows the token between.
     return 1 + tokens + (tokens >= second)
 
 
@@ -58,6 +60,7 @@ class SpanSplit:
         """Returns the question of a record. origin: its file and line."""
         content = json.loads(self._bytes(int(record["at"]), int(record["size"])))
         context = self._bytes(int(record["context_at"]), int(record["context_size"])).decode()
+        # None: not labelled; an empty list: there is no answer.
         answers = None if content["answers"] is None else tuple(Answer(*pair) for pair in content["answers"])
         return QuestionExample(content["id"], content["question"], context, answers, origin)
 
@@ -68,7 +71,7 @@ class SpanSplit:
 def question_records(
     examples: Sequence[QuestionExample], windows: Sequence[int], at: int
 ) -> tuple[NDArray[np.void], bytes]:
-    """Returns QUESTION [n] and the texts that they name, which will stand behind `at` bytes of others."""
+    """Returns QUESTION [n] and the texts that they refer to, which will follow `at` bytes of other texts."""
     records, texts, size = np.zeros(len(examples), QUESTION), list[bytes](), 0
     contexts: dict[str, tuple[int, int]] = {}  # the questions of a paragraph share it
 
@@ -83,6 +86,7 @@ def question_records(
         if example.context not in contexts:
             contexts[example.context] = add(example.context.encode())
         content = {"id": example.id, "question": example.question, "answers": example.answers}
+        # In the order of QUESTION's fields: its JSON, its context, its windows.
         records[number] = (*add(json.dumps(content, ensure_ascii=False).encode()), *contexts[example.context], count)
     return records, b"".join(texts)
 

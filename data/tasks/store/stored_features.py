@@ -59,8 +59,10 @@ class FeatureWriter:
         for row, (number, length) in enumerate(zip(sequences.tolist(), lengths_B.tolist(), strict=True)):
             self._places[number] = self._tokens, length
             if self._states is not None:
+                # Without padding, and contiguous: layers, then tokens, then width.
                 self._states.write(np.ascontiguousarray(features["states"][row, :, :length]).tobytes())
                 self._tokens += length
+        # States are written as they come; pooled vectors at the end, in the order of the sequences.
         if self._pooled is not None:
             self._pooled[sequences] = features["pooled"]
 
@@ -72,6 +74,7 @@ class FeatureWriter:
             self.files[-1].write(self._pooled.tobytes())
         files = {each.path.name: each.entry() for each in self.files}
         index: dict[str, object] = {"format": FORMAT, "of": of, "sequences": len(self._places), "files": files}
+        # As `open` will read it: through JSON, a tuple becomes a list.
         index = json.loads(json.dumps(index))
         with open(folder / INDEX, "w", encoding="utf-8") as file:
             json.dump({**index, "fingerprint": fingerprint_of(index)}, file, indent=1)
@@ -87,6 +90,7 @@ def writing(folder: Path, shape: Shape, sequences: int, of: Mapping[str, object]
             yield writer
             writer.close(part, of)
         finally:
+            # Closed in any case, before the folder is renamed or removed.
             close_all(writer.files)
 
 
@@ -102,6 +106,7 @@ class FeatureFiles:
 
         self.folder, self.shape = folder, shape
         self._places = mapped(PLACES, (sequences, 2), np.dtype("<i8"))
+        # How many numbers there are follows from the file's size.
         size = (folder / STATES).stat().st_size // shape.dtype.itemsize if shape.layers else 0
         self._states = mapped(STATES, (size,), shape.dtype) if shape.layers else None
         self._pooled = mapped(POOLED, (sequences, shape.width), shape.dtype) if shape.pooled else None
@@ -116,6 +121,7 @@ class FeatureFiles:
             raise DataError(f"{file}: cannot be read; {_MEND}") from None
         if not isinstance(index, dict) or misfit(index, _INDEX) or index["format"] != FORMAT:
             raise DataError(f"{file}: not of format {FORMAT}; {_MEND}")
+        # Features of other parameters or examples would be wrong without a sign.
         if index["fingerprint"] != fingerprint_of(index) or index["of"] != json.loads(json.dumps(of)):
             raise DataError(f"{file}: damaged, or of other parameters or examples; {_MEND}")
         files: dict[str, FileEntry] = index["files"]
@@ -128,8 +134,10 @@ class FeatureFiles:
         BD."""
         mask, shape, added = batch["mask"], self.shape, dict[str, np.ndarray]()
         rows, length = mask.shape[:-1], mask.shape[-1]
+        # The dims after the first are the sequences of an example.
         count, several = int(np.prod(rows)), int(np.prod(rows[1:]))
         sequences = (numbers[:, None] * several + np.arange(several)).ravel()
+        # A length of -1 marks a sequence that is not held.
         if (missing := sequences[self._places[sequences, 1] < 0]).size:
             raise DataError(f"sequence {missing[0]} has no stored features; {_MEND}")
         if shape.pooled:

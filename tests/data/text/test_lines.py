@@ -18,7 +18,6 @@ from contexture.analysis.senses.occurrences import read_sentences
 from contexture.analysis.zeroshot import word_perplexity
 from contexture.analysis.zeroshot.conversations import read_questions
 from contexture.analysis.zeroshot.files import passages
-from contexture.data.text.read_lines import documents_of, lines_of
 from contexture.data import plain_files
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
@@ -29,6 +28,7 @@ from contexture.data.tasks.read.read_examples import examples
 from contexture.data.tasks.read.squad_file import questions_of_json
 from contexture.data.text import columnar, lines
 from contexture.data.text.columnar import Columnar
+from contexture.data.text.read_lines import documents_of, lines_of
 from contexture.data.text.sources import TextFile, expand
 from tests.helpers.long import long
 

@@ -13,8 +13,8 @@ from contexture.data.text.json_values import json_value
 
 COLUMNS = ("text", "choices", "label")
 LETTERS, NUMBERS = "ABCDE", "12345"
-"""What alternatives are called in RACE (four) and CommonsenseQA (five); ARC, which has the latter's form, and three to
-five of them, gives those of some questions numbers."""
+"""The names of alternatives in RACE (four) and CommonsenseQA (five). ARC, which has CommonsenseQA's form with three to
+five alternatives, numbers them in some questions."""
 
 
 def swag(path: Path) -> Table:
@@ -24,6 +24,7 @@ def swag(path: Path) -> Table:
 
     def convert(row: Fields) -> Fields:
         choices = [f"{row['sent2']} {row[ending]}".strip() for ending in endings]
+        # A file without labels lacks the column.
         return {"text": row["sent1"], "choices": choices, "label": row.get("label")}
 
     return converted(separated(path, header=True), ("sent1", "sent2", *endings), COLUMNS, convert)
@@ -58,9 +59,11 @@ def commonsense_questions(path: Path) -> Table:
     def convert(row: Fields) -> Fields:
         question, key = row["question"], row.get("answerKey")
         choices = {choice["label"]: choice["text"] for choice in question["choices"]}
+        # The order of the names counts, not the order in the file.
         names = "".join(sorted(choices))
         if names not in (LETTERS[: len(choices)], NUMBERS[: len(choices)]) or not names:
             raise ValueError("an alternative is missing")
+        # ARC's numbers become letters, as in CommonsenseQA.
         label = LETTERS[names.index(key)] if key and key in names else key
         return {"text": question["stem"], "choices": [choices[x] for x in names], "label": label}
 
@@ -94,6 +97,7 @@ def _questions(file: Path) -> list[Row | DataError]:
     try:
         content: Any = json_value(read_stream(file).decode("utf-8-sig"))
         passage, questions, options = content["article"], content["questions"], content["options"]
+        # Passages without answers are there to be predicted.
         answers = content.get("answers") or [None] * len(questions)
         rows: list[Row | DataError] = [
             {"text": f"{question} {passage}", "choices": [*choices], "label": answer}

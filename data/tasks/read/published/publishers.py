@@ -119,7 +119,7 @@ SETS = {
     "lcqmc": PublishedSet("LCQMC", _ERNIE, "train.tsv, dev.tsv and test.tsv", _table),
     "msra_ner": PublishedSet("MSRA-NER", _ERNIE, "train.tsv, dev.tsv and test.tsv", tagged_characters),
 }
-"""By the name of their folder, which is that of the task."""
+"""By the name of their folder, which is the task's name too."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class PassageFolder(TextFile):
 
 
 def is_published(path: str) -> bool:
-    """Returns whether a name is that of a published file: "published:swag/train.csv"."""
+    """Returns whether this names a published file: "published:swag/train.csv"."""
     return path.startswith(PREFIX)
 
 
@@ -159,12 +159,14 @@ def open_published(name: str) -> TextFile:
     if not path.exists():
         put = Path(root).expanduser() / folder
         raise DataError(f"{name}: {path} is missing; {whose}; put {known.files} into {put}, as they are")
+    # Only RACE names a folder, whose files are read as one.
     return PassageFolder(path) if path.is_dir() else TextFile(path)
 
 
 def table_of(name: str) -> Table:
     """Returns the table of a published file. Raises: as `open_published`; DataError for a file in another form."""
     path, (_, part, known) = open_published(name).path, _set_of(name)
+    # Only XNLI has parts, its languages.
     if part and not known.parts:
         raise DataError(f"{name}: {known.title} has no part {part!r}; leave it out")
     return known.read(path, part) if part else known.read(path)
@@ -177,8 +179,10 @@ def table_reader(name: str) -> Callable[..., Table]:
 
 def _set_of(name: str) -> tuple[str, str, PublishedSet]:
     """Returns the place of a file beneath the folder of all sets, the part of it that is named, and its set."""
+    # SET/FILE[:PART].
     inside, _, part = name.removeprefix(PREFIX).partition(":")
     folder, _, rest = inside.partition("/")
+    # `..` would lead out of the folder of all sets.
     if folder not in SETS or not rest or ".." in Path(inside).parts:
         raise DataError(
             f"{name}: names no published file{did_you_mean(folder, SETS)}; give {PREFIX}SET/FILE, with one of "

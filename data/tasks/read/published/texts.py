@@ -16,11 +16,11 @@ _LEAF = re.compile(r"\([0-4] ([^()]+)\)")  # a word may hold a space that does n
 _TREE = re.compile(r"\(([0-4]) .+\)")
 _BRACKETS = {"-LRB-": "(", "-RRB-": ")"}
 _BETWEEN = "\x02"
-"""What stands between characters, and between their tags."""
+"""The separator between characters, and between their tags."""
 
 
 def snli(path: Path) -> Table:
-    """Returns the pairs of a *.jsonl of SNLI, without those on whose label its annotators did not agree (`-`)."""
+    """Returns the pairs of a *.jsonl of SNLI, leaving out pairs on whose label its annotators did not agree (`-`)."""
 
     def convert(row: Fields) -> Fields | None:
         label = row.get("gold_label")
@@ -36,6 +36,7 @@ def xnli(path: Path, language: str = "") -> Table:
     Raises: DataError for a language without a row.
     """
     table = separated(path, header=True)
+    # The training set (XNLI-MT) has names of its own.
     if "hypo" in (table.names or ()):
 
         def translated(row: Fields) -> Fields:
@@ -49,6 +50,7 @@ def xnli(path: Path, language: str = "") -> Table:
         return pair if language in ("", row["language"]) else None
 
     chosen = converted(table, ("language", "sentence1", "sentence2"), PAIR, convert)
+    # Looked at, so that a language without a row is an error, and put back in front.
     first = next(chosen.rows, None)
     if first is None:
         raise DataError(f"{path}: no row in {language or 'any language'!r}; give one of its languages, as de")
@@ -72,10 +74,11 @@ def _sentences(path: Path) -> Iterator[tuple[int, Row | DataError]]:
         if wrong:
             yield number, wrong
             continue
+        # A tree that was cut in two has brackets that do not match.
         if not root or not words or tree.count("(") != tree.count(")"):
             yield number, DataError(f"{path}:{number}: no tree like (3 (2 It) (4 works)); leave the line out")
             continue
-        # Brackets would be those of the tree, and a slash those of a label: the treebank spells them otherwise.
+        # Plain brackets would be the tree's, and a slash would end a label: the treebank spells both otherwise.
         text = " ".join((_BRACKETS.get(word) or word).replace("\\/", "/") for word in words)
         yield number, {"text": text, "label": root[1]}
 

@@ -22,7 +22,7 @@ from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.char_level import Characters
 from contexture.train import mesh as meshes
 from contexture.train.evaluation.predict import Predictor, predict_file
-from contexture.train.evaluation.predictions import PredictionCollector, majority_baseline
+from contexture.train.evaluation.predictions import ClassCollector, majority_baseline
 from contexture.train.settings.sections import MeshConfig
 from tests.data.tasks.batch.test_gpt_layout import GPT, LETTERS, batch_of
 from tests.helpers import tfds_sets
@@ -275,7 +275,7 @@ def test_answers_to_choices_are_scored_by_example(tmp_path):
     store = encode(task, LETTERS, tmp_path / "data")
     split = store.splits["train"]
     held_out = HeldOutTask(split, LETTERS, GPT, 2, family="gpt")
-    answers = PredictionCollector(held_out)
+    answers = ClassCollector(held_out)
     scores = np.array([[[0.1, 0.9], [0.2, 0.8]], [[0.3, 0.7], [0.5, 0.5]]], np.float32)
     records = [record for step in range(held_out.steps) for record in answers.add(step, {"scores": scores[step]})]
     assert records == [

@@ -21,7 +21,7 @@ from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.char_level import Characters
 from contexture.data.tokenizers.registry import learn
 from contexture.data.tokenizers.wordpiece import WordPiece
-from contexture.train.evaluation.predictions import PredictionCollector
+from contexture.train.evaluation.predictions import ClassCollector
 from tests.helpers.slow_pairs import truncate, vocabulary
 
 LETTERS = with_added_tokens(Characters(list("abcdefgh ")), ["_start_", "_delimiter_", "_classify_"])
@@ -260,7 +260,7 @@ def test_a_store_remembers_that_pairs_are_read_in_both_orders(tmp_path):
 
 def test_both_orders_are_answered_once():
     split = split_of([Pair("b", "c", "x", "f:1"), Pair("d", "e", "y", "f:2")], "classify", symmetric=True)
-    answers = PredictionCollector(HeldOutTask(split, LETTERS, GPT, 2, family="gpt"))
+    answers = ClassCollector(HeldOutTask(split, LETTERS, GPT, 2, family="gpt"))
     answered: list[Any] = list(answers.add(0, {"scores": np.array([[0.75, 0.25], [0.5, 0.5]], np.float32)}))
     assert [(one["id"], one["label"], one["prediction"]) for one in answered] == [("f:1", "x", "x"), ("f:2", "y", "x")]
 
