@@ -95,7 +95,9 @@ def iterate(
     if first_step >= last_step:
         yield iter(())
         return
+    # Threads, not processes: `read` may be called from several, and nothing is copied between processes.
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
+    # Read by index and given in order, whichever thread is ready first.
     steps = iter(grain.MapDataset.source(_Steps(batches, first_step, last_step, rows)).to_iter_dataset(options))
     try:
         yield steps
@@ -109,6 +111,7 @@ def check_fields(batch: Batch, fields: dict[str, str]) -> None:
         dtype, dims = spec.split()
         if name not in batch:
             raise DataError(f"the batch lacks the field {name!r} ({spec})")
+        # The only dtypes of batches.
         kind = {"i32": np.int32, "f32": np.float32}[dtype]
         if batch[name].dtype != kind or batch[name].ndim != len(dims):
             raise DataError(f"the batch field {name!r} is {batch[name].dtype} {batch[name].shape}, not {spec}")

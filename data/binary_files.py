@@ -32,6 +32,7 @@ class HashingWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # Readable too: parts are read back while it grows.
         self.file: BinaryIO = path.open("w+b")
         self._digest, self._size = hashlib.sha256(), 0
 
@@ -69,6 +70,7 @@ class Int64Writer(HashingWriter):
         # Little-endian, whatever this machine is.
         self.write(np.frombuffer(self.buffer, np.int64).astype("<i8").tobytes())
         self.buffer = array("q")
+        # Out of Python's buffer too, since readers go to the file itself (pread).
         self.file.flush()
 
 
@@ -91,12 +93,14 @@ class File:
         return os.pread(self._number, count, at)
 
     def __del__(self) -> None:
+        # Opening may have failed, before there was a descriptor.
         if hasattr(self, "_number"):
             os.close(self._number)
 
 
 def joined(starts: I64, lengths: I64) -> tuple[I64, I64]:
     """Joins spans that touch, so that they are one read: starts 0 3 9, lengths 3 2 1 → starts 0 9, lengths 5 1."""
+    # Nothing to join, and below there must be a first span.
     if len(starts) < 2:
         return starts, lengths
     # A span begins anew where it is not where the one before it ended.
@@ -109,7 +113,7 @@ class _Bytes(Protocol):
 
 
 class Memory:
-    """Bytes of an array by their place, as File reads those of a file."""
+    """Bytes of an array by their place, read like a File's."""
 
     def __init__(self, array: NDArray[np.generic]) -> None:
         self._bytes = array.tobytes()
@@ -130,7 +134,9 @@ class Column(Generic[Item]):
         # Examples that lie side by side are one read: evaluation reads a batch at once.
         starts, lengths = joined(starts, lengths)
         size = self.dtype.itemsize
+        # As Python's numbers, which pread takes.
         spans = zip((lengths * size).tolist(), (starts * size).tolist(), strict=True)
+        # One array of all spans; bytes are never converted.
         return np.frombuffer(b"".join(self.bytes.read(count, at) for count, at in spans), self.dtype)
 
 
@@ -140,6 +146,7 @@ def check_bytes(file: Path, sha256: str, mend: str, cancel: CancelToken = NEVER)
     digest = hashlib.sha256()
     try:
         with open_plain(file) as opened:
+            # In pieces: bounded memory, and `cancel` is asked often.
             while block := opened.read(1 << 22):
                 digest.update(block)
                 cancel.check()
@@ -159,18 +166,23 @@ def fingerprint_of(index: Mapping[str, object]) -> str:
 def misfit(value: object, kind: Kind, at: str = "") -> str:
     """Returns the first place in JSON that is missing or has another type ("splits.train.tokens"), or "".
 
-    kind: the type that is expected: a type (int: not negative), {key: kind} for an object with at least these keys, or
-    [kind] for a list of any length. at: where in the whole `value` stands.
+    Args:
+        value: what was read.
+        kind: what is expected: a type (int: not negative), {key: kind} for an object with at least these keys, or
+            [kind] for a list of any length.
+        at: the place of `value` in the whole.
     """
     if isinstance(kind, Mapping):
         if not isinstance(value, dict):
             return at.removesuffix(".")
+        # A missing key reads as None, which is of no expected kind.
         places = [(value.get(key), inner, f"{at}{key}.") for key, inner in kind.items()]
     elif isinstance(kind, Sequence):
         if not isinstance(value, list):
             return at.removesuffix(".")
         places = [(inner, kind[0], f"{at}{number}.") for number, inner in enumerate(value)]
     else:
+        # type() and not isinstance: True is no number here.
         fits = type(value) is kind and not (isinstance(value, int) and value < 0)
         return "" if fits else at.removesuffix(".")
     return next((wrong for place in places if (wrong := misfit(*place))), "")

@@ -1,8 +1,8 @@
 """The lengths that batches are padded to, and how sequences are put together in batches: few shapes, so that few
 programs are compiled, and little padding.
 
-A single batch has the least of a fixed ladder (`bucket`). Of many batches the lengths are chosen by what they hold
-(`choose_lengths`), and sequences are sorted by length within a window of batches.
+A single batch takes the smallest fitting length of a fixed ladder (`bucket`). For many batches the lengths are chosen
+by what they hold (`choose_lengths`), and sequences are sorted by length within a window of batches.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,12 +19,12 @@ Sized = TypeVar("Sized", bound=Sequence[object])
 MAX_BATCH = 1 << 14
 """The most sequences that may be asked for at a time."""
 MAX_LENGTHS = 6
-"""Lengths at most: a program is compiled for each."""
+"""Maximum number of lengths; each costs a compilation."""
 MIN_SAVING = 3
-"""Whole batches, of the greatest length, that a further length must save in one pass over the examples, so that three
-passes make up for its compilation on a CPU; a third of it where no gradient is computed. Small sets have one length."""
+"""Batches of the greatest length that a further length must save in one pass over the examples, so that three passes
+make up for its compilation on a CPU; a third of it where no gradient is computed. So small sets keep one length."""
 STEP = 4
-"""Lengths beside the greatest are multiples of this."""
+"""All lengths but the greatest are multiples of this."""
 
 
 class Lengths(Protocol):
@@ -50,6 +50,7 @@ def bucket(longest: int, limit: int | None = None) -> int:
     """Returns the length for a batch whose longest sequence is this: the least of 8, 16, 24, 32, 48, 64, 96, 128, …
     that holds it, at most `limit`."""
     whole = max(power_of_two(longest), 8)
+    # Three quarters of a power of two as well: at most a third of a length from 24 on is padding, not half.
     length = whole // 4 * 3 if whole >= 32 and longest <= whole // 4 * 3 else whole
     return length if limit is None else min(length, limit)
 
@@ -76,17 +77,23 @@ def padded(tokens: I64 | np.int64, limit: int) -> I64 | np.int64:
 
 
 def batch_lengths(split: Lengths, limit: int, batch: int, *, shuffled: bool) -> tuple[int, ...]:
-    """Returns the lengths for a split, ascending: those that leave the least padding (`choose_lengths`).
+    """Returns the lengths for a split, ascending: the ones that leave the least padding (`choose_lengths`).
 
-    limit: the greatest. shuffled: batches are drawn at random, else they are sorted by length.
+    Args:
+        split: the sequences.
+        limit: the greatest length.
+        batch: sequences of a batch.
+        shuffled: whether batches are drawn at random; else they are sorted by length.
     """
     if split.examples < batch * MIN_SAVING:
         return (limit,)  # fewer batches than a length must save
+    # A histogram in units of STEP: what follows takes the same time for any number of examples.
     counts = np.zeros(limit // STEP + 2, np.int64)
     for numbers in split.parts():
         needed = np.minimum(split.tokens_of(numbers) + 2, limit)
         counts += np.bincount(-(-needed // STEP), minlength=len(counts))
     places = np.flatnonzero(counts)
+    # The last unit may reach past the limit.
     lengths = np.minimum(places * STEP, limit)
     return choose_lengths(lengths, counts[places], limit, batch, shuffled=shuffled)
 
@@ -95,29 +102,42 @@ def choose_lengths(lengths: I64, counts: I64, limit: int, batch: int, *, shuffle
     """Returns at most MAX_LENGTHS lengths, ending with `limit`, with which a pass computes the least: whole batches of
     the greatest length, and MIN_SAVING for each length.
 
-    lengths, counts: how many examples need each length, ascending. A shuffled batch is as long as the longest of its
-    examples: P(length ≤ x) of a batch is that of an example to the power of `batch`. A sorted one is as long as they
-    all are.
+    A shuffled batch is as long as the longest of its examples: its P(length ≤ x) is an example's to the power of
+    `batch`. The examples of a sorted batch are all about as long.
+
+    Args:
+        lengths: lengths that examples need, ascending.
+        counts: how many examples need each.
+        limit: the greatest length.
+        batch: sequences of a batch.
+        shuffled: as in `batch_lengths`.
     """
+    # How many batches a pass has, and how many of them each length holds.
     batches = -(-int(counts.sum()) // batch)
     reached = np.cumsum(counts) / counts.sum()
     if shuffled:
         reached = reached**batch
+    # The last length is the limit itself, whether or not an example is as long.
     lengths, reached = np.append(lengths[:-1], limit), np.concatenate([[0.0], reached])
     saving = MIN_SAVING if shuffled else MIN_SAVING / 3
     # cost[i, j]: of the batches that are longer than lengths[i - 1] and at most lengths[j], all padded to lengths[j].
     cost = np.maximum(reached[None, 1:] - reached[:-1, None], 0.0) * lengths[None, :] / limit * batches + saving
     cost = np.where(np.arange(len(lengths))[:, None] <= np.arange(len(lengths)), cost, np.inf)
     # best[j]: the least cost of all batches up to lengths[j], which is one of the lengths chosen.
+    # before[n][j]: with n + 1 lengths, where the examples of the last of them, lengths[j], begin.
     best, before = cost[0], [np.zeros(len(lengths), np.int64)]
     ways = [best]
+    # Dynamic programming: one length more in each turn.
     for _ in range(min(MAX_LENGTHS, len(lengths)) - 1):
+        # The batches up to the length before, with one length fewer, and the rest with this one.
         longer = np.concatenate([[np.inf], best[:-1]])[:, None] + cost
         before.append(longer.argmin(0))
         best = longer.min(0)
         ways.append(best)
+    # Of equally good numbers of lengths, the smallest.
     used = int(np.argmin([way[-1] for way in ways]))
     chosen, last = [limit], len(lengths) - 1
+    # From the limit back: each length's examples begin behind the next shorter length.
     for step in range(used, 0, -1):
         last = int(before[step][last]) - 1
         chosen.append(int(lengths[last]))
@@ -125,13 +145,14 @@ def choose_lengths(lengths: I64, counts: I64, limit: int, batch: int, *, shuffle
 
 
 def length_for(lengths: tuple[int, ...], tokens: I64) -> int:
-    """Returns the least of the lengths that holds the longest of sequences of so many tokens; if none does, which cut
-    it, the greatest."""
+    """Returns the smallest length that holds the longest of sequences of so many tokens; the greatest if none does, and
+    sequences are cut."""
     return lengths[places_for(lengths, tokens).max(initial=0)]
 
 
 def places_for(lengths: tuple[int, ...], tokens: I64) -> I64:
     """Returns the place among the lengths of the one that holds each sequence."""
+    # With two special tokens. What is longer than all of them is cut to the last.
     return np.minimum(np.searchsorted(lengths, tokens + 2), len(lengths) - 1)
 
 
@@ -152,12 +173,14 @@ def sorted_batches(
     lengths: tuple[int, ...] = ()
     for window in _windows(sentences, batch, floats):
         units = np.array([len(each) for each in window], np.int64)
+        # A single batch has nothing to be sorted with: it takes its bucket.
         if len(window) <= batch:
             yield window, [(list(range(len(window))), 0)]
             continue
         # The lengths of the first window of several batches serve the later ones, so that no more are compiled.
         needed, counts = np.unique(-(-np.maximum(units, 1) // STEP) * STEP, return_counts=True)
         lengths = lengths or choose_lengths(needed, counts, int(needed[-1]), batch, shuffled=False)
+        # Longest first, so that the first sentence of a batch says how long it must be.
         order = np.argsort(-units, kind="stable")
         groups = [order[first : first + batch].tolist() for first in range(0, len(order), batch)]
         yield window, [(group, next((n for n in lengths if n >= units[group[0]]), 0)) for group in groups]
@@ -166,6 +189,7 @@ def sorted_batches(
 def _windows(sentences: Iterable[Sized], batch: int, floats: Callable[[Sized], int]) -> Iterator[list[Sized]]:
     """Yields sentences in lists: whole batches, WINDOW of them, or fewer whose vectors would be too large together."""
     window, size = list[Sized](), 0
+    # Whole batches only: a window never ends within one, but for the last.
     for group in chunks(sentences, batch):
         own = sum(map(floats, group))
         if window and (size + own > MOST_FLOATS or len(window) == WINDOW * batch):

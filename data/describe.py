@@ -25,17 +25,19 @@ def describe(
                `jim/PROPN`, whatever its pieces
         GPT    the text, with ⏎ for a line end; in a task `_start_ the cat _classify_`
         ELMo   a forward lane as it is read, and what is predicted: `<S> the cat → the cat sat`; in a task its words,
-               as those of static vectors
+               like static vectors
 
-    An example's label stands behind it, or the answer to a question. Of an example of several sequences the first is
-    shown, of a choice (kind) the right one. context: data.context.
+    An example's label follows it, or the answer to a question. Of an example of several sequences the first is shown,
+    of a choice (kind) the right one. context: data.context.
     """
     # A batch says by its arrays what it is.
     if "types" in batch and "next" in batch:
         return _lane(batch, row, tokenizer)
+    # Words without segments: an ELMo's task, or static vectors.
     if not {"segments", "next"} & set(batch):
         return _words(batch, row, labels, tokenizer, kind)
     several: list[str] = []
+    # Several sequences an example, BAL: the alternatives of a choice, or a pair in both orders.
     if batch["tokens"].ndim == 3:
         count, shown = batch["tokens"].shape[1], int(batch["labels"][row]) if kind == "choice" else 0
         count = int(batch["choices"][row].sum()) if kind == "choice" else count
@@ -43,6 +45,7 @@ def describe(
         batch = {name: array[:, shown] if array.ndim == 3 else array for name, array in batch.items()}
     tokens = batch["tokens"][row, : int(batch["mask"][row].sum())]
     facts = [f"{len(tokens)} tokens", *several]
+    # Windows of pretraining: there is nothing but text and its next tokens.
     if "next" in batch and not {"labels", "targets", "tags", "starts"} & set(batch):
         packed = [f"{batch['packs'][row].max()} documents apart"] if "packs" in batch else []
         counted = int((batch["next_weights"][row] > 0).sum())
@@ -54,6 +57,7 @@ def describe(
         text = _in_pieces(batch, row, tokens, tags, tokenizer, labels, context)
         second = int(batch["segments"][row, : len(tokens)].sum())
         facts.append(f"{len(tokens) - second} in segment 0, {second} in segment 1")
+    # Which fields the batch has says what it is for.
     if "slots" in batch:
         facts.append(f"{int((batch['slot_weights'][row] > 0).sum())} to predict")
     elif "labels" in batch:
@@ -122,15 +126,17 @@ def _in_pieces(
     """Returns a sequence of BERT's, its pieces joined to words."""
     pieces: list[str] = [tokenizer.token(number) for number in tokens.tolist()]
     if "slots" in batch:
+        # Unused slots of a sequence weigh 0.
         used = batch["slot_weights"][row] > 0
         slots, originals = batch["slots"][row][used].tolist(), batch["labels"][row][used].tolist()
+        # Each masked piece shows its label and what is read in its place.
         for slot, original in zip(slots, originals, strict=True):
             shown = tokenizer.token(original)
             # A piece inside a word stays joined to it: un{wanted→[MASK]}.
             mark = shown.removeprefix("##")
             pieces[slot] = ("##" if mark != shown else "") + f"{{{mark}→{pieces[slot]}}}"
-    # The tag stands at a word's first piece; the others follow without one, up to the next word or [SEP]. Behind the
-    # last word there may be context, whose words have none.
+    # A word's tag is at its first piece; the others follow without one, up to the next word or [SEP]. Behind the last
+    # word there may be context, whose words have no tag.
     last = int(np.flatnonzero(tags >= 0).max(initial=0)) if context == "document" else len(pieces)
     words: list[str] = []
     ends: list[str] = []
@@ -145,8 +151,8 @@ def _in_pieces(
 
 
 def _in_words(tokens: NDArray[np.int32], tags: NDArray[np.integer], tokenizer: Tokenizer, labels: Sequence[str]) -> str:
-    """Returns a sequence of a GPT's task, cut around its special tokens and behind each word that has a tag."""
-    # Pieces may hold a part of a character, so they are decoded together, as far as nothing stands between them.
+    """Returns a sequence of a GPT's task, cut around its special tokens and after each word that has a tag."""
+    # Pieces may hold a part of a character, so they are decoded together, up to the next special token or tag.
     special = np.isin(tokens, list(tokenizer.specials.values()))
     ends = special | (tags >= 0)
     # A span ends at a special token, before one, and at a word's tag.

@@ -2,8 +2,8 @@
 
 BERT   `[CLS] a [SEP] b [SEP]`                 or, with b_length -1, `[CLS] a [SEP]`
 GPT-1  `[start] a [delimiter] b [extract]`     or `[start] a [extract]`
-ELMo   words, of which each distinct one is in a table of characters
-A family of static vectors has the words' numbers alone.
+ELMo   words, as rows of a table with the characters of each distinct word
+A family of static vectors has only the words' numbers.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,6 +52,7 @@ def truncate_randomly(pairs: SpanPairs, numbers: I64, *, length: int, seed: int)
     # How many tokens go from each side follows from the lengths; only how many of them from the front is chance. So the
     # coins that show heads are counted, and no token is looked at.
     a, b = pairs.a_length, pairs.b_length
+    # Three special tokens go around a pair, in BERT's layout and in GPT-1's.
     a_kept, b_kept = kept_tokens(a, b, length - 3)
     a_front = _heads(rng.key(rng.CUT_A, seed), numbers, a - a_kept)
     b_front = _heads(rng.key(rng.CUT_B, seed), numbers, b - b_kept)
@@ -84,6 +85,7 @@ def _heads(key: int, numbers: I64, flips: I64) -> I64:
     if not limit:
         return heads
     keys = rng.random_bits(key, numbers)
+    # A sequence's number holds 64 coins; the longest cuts take several numbers.
     for word in range((limit + 63) // 64):
         rows = np.flatnonzero(flips > 64 * word)
         bits = rng.random_bits(keys[rows], np.full(len(rows), word))
@@ -94,9 +96,10 @@ def _heads(key: int, numbers: I64, flips: I64) -> I64:
 
 
 def both_orders(pairs: SpanPairs) -> SpanPairs:
-    """Returns each pair twice, a-b and behind it b-a (GPT-1's similarity)."""
+    """Returns each pair twice, a-b followed by b-a (GPT-1's similarity)."""
     starts = np.stack([pairs.a_start, pairs.b_start], 1)
     lengths = np.stack([pairs.a_length, pairs.b_length], 1)
+    # Both orders of a pair follow each other: heads join consecutive rows to one example.
     a, b = (starts.ravel(), lengths.ravel()), (starts[:, ::-1].ravel(), lengths[:, ::-1].ravel())
     return SpanPairs(*a, *b, np.repeat(pairs.is_random, 2))
 
@@ -157,7 +160,7 @@ def with_task_tokens(tokenizer: Tokenizer) -> Tokenizer:
 def _sequences(
     read: Read, pairs: SpanPairs, marks: Marks, pad: int, length: int
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_], I64]:
-    """Returns tokens i32 BL, which of them are text, and where each sequence's last token stands."""
+    """Returns tokens i32 BL, which of them are text, and the place of each sequence's last token."""
     # Texts a and b of all sequences are read as one row, in the order in which the places of text are then filled.
     starts = np.stack([pairs.a_start, pairs.b_start], 1).ravel()
     lengths = np.stack([pairs.a_length, np.maximum(pairs.b_length, 0)], 1).ravel()
@@ -165,6 +168,7 @@ def _sequences(
     # Without a second text, b_length = -1 makes both marks fall on one place, and the later one overwrites.
     a_end = 1 + pairs.a_length
     end = a_end + 1 + pairs.b_length
+    # All places up to the last mark, except the marks' own.
     text_BL = (place > 0) & (place != a_end[:, None]) & (place < end[:, None])
     tokens_BL = np.full((len(rows), length), pad, np.int32)
     tokens_BL[text_BL] = read(starts, lengths)
@@ -179,9 +183,11 @@ def bert_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], len
     """
     if length < 5:
         raise DataError(f"length={length} has no room for a pair of texts and its special tokens; give at least 5")
+    # First texts and second ones are encoded in two calls, and paired again after that.
     firsts = tokenizer.encode([text if isinstance(text, str) else text[0] for text in texts])
     seconds = iter(tokenizer.encode([text[1] for text in texts if not isinstance(text, str)]))
     encoded = [(a, None if isinstance(text, str) else next(seconds)) for text, a in zip(texts, firsts, strict=True)]
+    # All texts as one row of ids, the two of a pair side by side, in which the spans below lie.
     ids = np.fromiter(chain.from_iterable(a + (b or []) for a, b in encoded), np.int32)
     a_length = np.array([len(a) for a, _ in encoded], np.int64)
     b_length = np.array([-1 if b is None else len(b) for _, b in encoded], np.int64)
@@ -190,6 +196,7 @@ def bert_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], len
     pairs = SpanPairs(b_start - a_length, a_length, b_start, b_length, np.zeros(len(encoded), bool))
 
     def read(starts: I64, lengths: I64) -> NDArray[np.int32]:
+        # With `ids[:0]` an empty batch keeps its dtype.
         return np.concatenate([ids[:0], *(ids[s : s + n] for s, n in zip(starts, lengths, strict=True))])
 
     batch = bert_pair(read, truncate_longest_first(pairs, length), wordpiece(tokenizer), length)
@@ -205,21 +212,39 @@ def elmo_words(
     rows: int,
     sequences: int | None = None,
 ) -> Batch:
-    """Spans of words → types i32 RW, index i32 BL, mask i32 BL; a span's words from `length` on are left out. types:
-    the characters of each distinct word, behind three rows for nothing, begin and end; R is `rows`, doubled until they
-    have room. sequences: B where it is less than the spans, of which as many follow each other in a sequence; there is
-    room for them."""
+    """Spans of words → types i32 RW, index i32 BL, mask i32 BL. `types` are the characters of each distinct word, after
+    three rows for nothing, begin and end.
+
+    Args:
+        read: reads spans of words.
+        starts: where each span begins.
+        lengths: the words of each span; those from `length` on are left out.
+        char_ids: the characters of every word, by its number.
+        length: L.
+        rows: R, which is doubled until all distinct words have room.
+        sequences: as in `word_lines`.
+    """
     batch = word_lines(read, starts, lengths, length, sequences)
     index_BL, inside_BL = batch["tokens"], batch["mask"] > 0
-    # Each distinct word goes through the character CNN once, however often it stands in the batch.
+    # Each distinct word goes through the character CNN once, however often it occurs in the batch.
     distinct, place = np.unique(index_BL[inside_BL], return_inverse=True)
     index_BL[inside_BL] = place + FIRST_WORD
+    # Rows 0 to 2 of the table are no words of the text.
     return {"types": word_table(char_ids[distinct], rows), "index": index_BL, "mask": batch["mask"]}
 
 
 def word_lines(read: Read, starts: I64, lengths: I64, length: int, sequences: int | None = None) -> Batch:
-    """Spans of words → tokens i32 BL, mask i32 BL; a span's words from `length` on are left out. sequences: B where it
-    is less than the spans, of which as many follow each other in a sequence; there is room for them."""
+    """Spans of words → tokens i32 BL, mask i32 BL.
+
+    Args:
+        read: reads spans of words.
+        starts: where each span begins.
+        lengths: the words of each span; those from `length` on are left out.
+        length: L.
+        sequences: B, where each sequence holds several spans, one after the other; they must fit `length` together.
+            None: a sequence for each span.
+    """
+    # Cut first: the kept lengths of a sequence's spans say how much of its row is filled.
     lengths = np.minimum(lengths, length)
     totals = lengths.reshape(sequences or len(lengths), -1).sum(1)
     inside_BL = np.arange(length) < totals[:, None]
@@ -231,12 +256,13 @@ def word_lines(read: Read, starts: I64, lengths: I64, length: int, sequences: in
 def elmo_lines(lines: Sequence[Sequence[str]], rows: int = 0, length: int = 0) -> Batch:
     """Lines of words → types i32 RW, index i32 BL, mask i32 BL; B is `rows` where there are fewer lines, L is `length`.
 
-    R is the power of two, from 64 on, in which they find room, and L, where none is given, their bucket: few shapes are
-    compiled.
+    R is the smallest power of two, from 64 on, that holds the distinct words, and L is their bucket unless it is given:
+    few shapes are compiled.
     """
     distinct = sorted({word for words in lines for word in words})
     place = {word: number for number, word in enumerate(distinct, FIRST_WORD)}
     index = np.zeros((max(rows, len(lines)), length or bucket(max(map(len, lines), default=0))), np.int32)
+    # Zeros are no word: rows beyond the lines and places beyond a line are padding.
     mask = np.zeros_like(index)
     for row, words in enumerate(lines):
         index[row, : len(words)] = [place[word] for word in words]
@@ -252,6 +278,7 @@ def text_batch(tokenizer: Tokenizer, texts: Sequence[str], length: int | None = 
     if isinstance(tokenizer, Words):
         return elmo_lines([tokenizer.words(text)[:length] for text in texts])
     if isinstance(tokenizer, WordPiece):
+        # [CLS] and [SEP] around a lone text; bert_texts takes a length of 5 at least.
         longest = max(map(len, tokenizer.encode(texts)), default=0) + 2
         return bert_texts(tokenizer, texts, max(min(longest, length or longest), 5))
     lines = [ids[:length] for ids in tokenizer.encode(texts)]
@@ -261,6 +288,7 @@ def text_batch(tokenizer: Tokenizer, texts: Sequence[str], length: int | None = 
 def token_lines(lines: Sequence[Sequence[int]], rows: int, pad: int, limit: int, length: int = 0) -> Batch:
     """Lines of ids → tokens, segments, mask i32 BL; B is `rows` where there are fewer lines. L is `length`, or without
     one their bucket, at most `limit`."""
+    # A bucket, so that texts of many lengths are compiled for few.
     length = length or bucket(max(map(len, lines), default=0), limit)
     tokens = np.full((max(rows, len(lines)), length), pad, np.int32)
     mask = np.zeros_like(tokens)

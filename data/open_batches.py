@@ -49,10 +49,19 @@ def open_held_out(
 ) -> HeldOut | None:
     """Returns the held-out batches of a task or of text, `batch` sequences at a time; None where nothing is held out.
 
-    lanes: for ELMo, how many of the sequences carry text, 0 for all. Where lanes begin depends on their number, which
-    must not depend on the number of devices. `cancel` may raise to stop the planning.
+    Args:
+        store: the text or the examples.
+        tokenizer: the run's vocabulary.
+        config: the run's data.
+        task: the run's task.
+        family: the model's family.
+        batch: sequences of a batch.
+        lanes: for ELMo, how many of the sequences carry text, 0 for all. Where lanes begin depends on their number,
+            which must not depend on the number of devices.
+        cancel: may raise to stop the planning.
     """
     if isinstance(store, ExampleStore):
+        # The same weights as in training: `balanced` goes by the counts of train.
         weights_C = class_weights(task, store.labels, store.counts)
         dev, rules = store.splits["dev"], answer_rules(task, store.counts)
         return (

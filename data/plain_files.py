@@ -23,7 +23,7 @@ COMPRESSED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 COLUMNAR = (".parquet", ".arrow", ".feather")
 """Binary tables, which `data.text.columnar` reads."""
 IN_FOLDERS = (".txt", ".jsonl", *COLUMNAR)
-"""Files of text that a folder stands for. *.json is not among them: such files often hold something else than data."""
+"""Files that are read where a folder is given. *.json is not among them: such files often hold no data."""
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".lz4", ".lzma", ".z", ".br", ".sz")
 _MAGIC = (
     (0, b"\x1f\x8b", ".gz"),
@@ -77,6 +77,7 @@ def open_plain(path: str | Path) -> BufferedReader:
 
 def state_of(file: BufferedReader) -> tuple[int, int]:
     """Returns the size of an open file, and when it was written to (ns)."""
+    # Of the open file: its path may lead to another one by now.
     status = os.fstat(file.fileno())
     return status.st_size, status.st_mtime_ns
 
@@ -139,7 +140,9 @@ def check_plain(path: str | Path) -> None:
 def check_content(path: str | Path) -> None:
     """Raises: DataError where a file is an archive of files, or its first bytes are not what its name says: compressed
     data, a binary table."""
+    # First what the name says, then what the first bytes say.
     packed, suffix = is_compressed(path), inner_suffix(path)
+    # By name alone: such a file is not even opened.
     if suffix in _ARCHIVES:
         raise DataError(f"{path}: an archive (*{suffix}), which is not read; unpack it, and name the files in it")
     if packed and suffix in COLUMNAR:
@@ -151,8 +154,10 @@ def check_content(path: str | Path) -> None:
             f"{path}: {encoding} by its first bytes, and text is UTF-8; save it so, or: iconv -f {encoding} -t UTF-8 "
             f"{path} > NEW"
         )
+    # The suffix that the content should have, by its first bytes.
     holds = next((kind for at, magic, kind in _MAGIC if head[at : at + len(magic)] == magic), "")
     if suffix in COLUMNAR:
+        # The second version of Feather is an Arrow file.
         if head and not (holds == suffix or (holds == ".arrow" and suffix == ".feather")):
             raise DataError(f"{path}: no *{suffix} file by its first bytes; write it again, or name it as what it is")
     elif holds in COMPRESSED and packed:
@@ -168,11 +173,16 @@ def check_content(path: str | Path) -> None:
 def _other_encoding(head: bytes) -> str:
     """Returns the name of an encoding with two or four bytes a character, by its mark or by zeros in every other byte
     of Latin text; "" for another."""
+    # UTF-32's first: its mark begins with UTF-16's.
     marks = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+    # By a mark at the beginning ...
     if named := next((name for mark, name in marks.items() if head.startswith(mark)), ""):
         return named
+    # ... or without one, by the zeros of Latin text.
     half = len(head) // 2
+    # A Latin letter is its byte and a zero: the zero comes first in big-endian text, second in little-endian.
     even, odd = head[: 2 * half : 2].count(0), head[1 : 2 * half : 2].count(0)
+    # One half nearly all zeros, the other nearly none.
     if half < 2 or max(even, odd) < 0.9 * half or min(even, odd) > 0.1 * half:
         return ""
     return "UTF-16BE" if even > odd else "UTF-16LE"
@@ -205,11 +215,13 @@ class _Members:
     def read(self, size: int) -> bytes:
         data = b""
         while True:
+            # A stream has ended: what its decoder did not use begins the next one.
             if self._decoder.eof:
                 data, self._decoder = self._decoder.unused_data, self._new()
                 self._first, self._fresh = False, True
             if not data and self._decoder.needs_input:
                 data = self._file.read(_PIECE)
+                # Between two streams the file may end; within one it is cut off.
                 if not data and self._fresh and not self._first:
                     return b""
                 if not data:
@@ -227,8 +239,8 @@ class _Members:
 class _Counted(io.RawIOBase):
     """A file whose bytes go through `seen` as they are read.
 
-    Raises: FileChanged at its end, where it was written to by then: of a file that was cut, a half would else be taken
-    for the whole.
+    At its end it raises FileChanged if the file was written to meanwhile: otherwise the rest of a file that was cut
+    short would be taken for the whole.
     """
 
     def __init__(self, path: str | Path, seen: Seen) -> None:
@@ -243,6 +255,7 @@ class _Counted(io.RawIOBase):
         buffer[: len(data)] = data
         if data:
             self._seen(data)
+        # The end: now the file must be as it was when it was opened.
         elif len(buffer):
             check_unchanged(self._path, self._file, self._begun)
         return len(data)
@@ -257,6 +270,7 @@ class _Stream(io.RawIOBase):
 
     def __init__(self, path: str | Path, seen: Seen) -> None:
         self._path = path
+        # Bytes are counted as they lie on disk, before they are decompressed.
         self._raw = BufferedReader(_Counted(path, seen), _PIECE)
         self._kind = COMPRESSED.get(os.path.splitext(path)[1].lower(), "")
         self._read: Callable[[int], bytes] | None = None
@@ -267,8 +281,11 @@ class _Stream(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         try:
+            # Made at the first read, inside the `try`, so that an archive broken
+            # at its beginning is reported like any other.
             self._read = self._read or self._reader()
             data = self._read(len(buffer))
+        # The libraries' many errors become one that names the file.
         except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
             # An error of the disk has a number, and is no fault of the archive.
             if isinstance(error, OSError) and error.errno is not None:
@@ -291,6 +308,7 @@ class _Stream(io.RawIOBase):
             case "xz":
                 return _Members(self._raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ)).read
             case "zstd":
+                # Python has no zstd of its own before 3.14.
                 import pyarrow  # here, since it takes half a second
 
                 return pyarrow.CompressedInputStream(pyarrow.PythonFile(self._raw, mode="r"), "zstd").read

@@ -11,8 +11,8 @@ _VARINT, _EIGHT_BYTES, _LENGTH_FIRST, _FOUR_BYTES = 0, 1, 2, 5
 def message_fields(message: bytes) -> Iterator[tuple[int, Value]]:
     """Yields (number, value) for each field of a message, in order; `dict` keeps the last of a repeated field.
 
-    Generated classes would not do: those of BundleEntryProto come with TensorFlow alone, and those of a SentencePiece
-    model exist once in each library that reads it, of which a process can load only one version.
+    Generated classes would not do: for BundleEntryProto they come with TensorFlow alone, and for a SentencePiece model
+    each library that reads it brings its own, while a process can load only one version.
 
     Raises: ValueError or IndexError for bytes that are no message.
     """

@@ -1,6 +1,6 @@
 """Files and folders that appear whole or not at all, and never replace something else.
 
-A file is written beside its place as `.NAME.XXXXXXXX.partial`, a name that nobody else has, and is renamed when it is
+A file is written next to its place as `.NAME.XXXXXXXX.partial`, a name that nobody else has, and is renamed when it is
 whole. So a killed process leaves a partial file behind and harms nothing, and no clean-up can meet a file that somebody
 else has made.
 """
@@ -39,7 +39,7 @@ def check_no_bucket(path: Path | str) -> None:
 
 
 def partial_beside(path: Path) -> Path:
-    """Returns a new name beside `path` to write to: `.run.json.1f3a9b04.partial`."""
+    """Returns a new name next to `path` to write to: `.run.json.1f3a9b04.partial`."""
     # In the same folder, since a rename is atomic only within a file system.
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
 
@@ -58,6 +58,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
     _unfinished.add(part)
     try:
         yield part
+        # Whoever wrote has closed the file: fsync by another descriptor writes the same pages to disk.
         with open(part, "rb") as written:
             os.fsync(written.fileno())
         os.replace(part, path)
@@ -73,13 +74,17 @@ def atomic_file(path: Path) -> Iterator[Path]:
 def atomic_folder(path: Path, overwrite: bool = False) -> Iterator[Path]:
     """Gives a new folder to write into; afterwards it is at `path`, or the work has failed and nothing is left of it.
 
-    overwrite: it replaces a folder there, all of whose files have a successor.
+    Args:
+        path: where the folder will be.
+        overwrite: whether it may replace a folder there; every file of that folder must be written anew.
 
-    Raises: DataError where `path` is taken, before the work or after it.
+    Raises:
+        DataError: when `path` is taken, before the work or after it.
     """
     check_free(path, overwrite)
     path = Path(os.path.realpath(path))
     # Links are followed first: the folder is made where they lead, and they stay links.
+    # The name is known to the handler of signals, which ends the process without running the clean-up below.
     part = partial_beside(path)
     _unfinished.add(part)
     part.mkdir(parents=True)
@@ -105,13 +110,17 @@ def _name_file(error: BaseException, path: Path) -> None:
 
 
 def _replace(folder: Path, part: Path) -> None:
-    """Puts a new folder in the place of an old one. Raises: DataError for a file of that which the new one lacks."""
+    """Puts a new folder in the place of an old one. Raises: DataError for an old file that the new folder lacks."""
+    # Checked before anything moves: where the new folder lacks a file, the old one stays as it was.
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder)
+        # A file where there was a folder would be a loss as well.
         if file.is_dir() != (part / name).is_dir() or not (part / name).exists():
             raise DataError(
                 f"{folder}: holds {name}, which would not be written anew; move it away, or give another folder"
             )
+    # A rename cannot replace a folder with files, so there are two. A process
+    # killed in between leaves the old folder as a partial one.
     old = partial_beside(folder)
     os.rename(folder, old)
     try:
@@ -124,12 +133,13 @@ def _replace(folder: Path, part: Path) -> None:
 
 def remove_unfinished() -> None:
     """Removes the partial files and folders that this process is writing: it is about to end."""
+    # A copy: other threads may finish a file meanwhile.
     for part in tuple(_unfinished):
         shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
 
 
 def left_partials(path: Path) -> list[Path]:
-    """Returns what killed writers of `path` have left beside it. Nobody may be writing `path` meanwhile."""
+    """Returns what killed writers of `path` have left next to it. Nobody may be writing `path` meanwhile."""
     if not path.parent.is_dir():
         return []
     return sorted(entry for entry in path.parent.iterdir() if path.name == partial_of(entry.name))
@@ -146,8 +156,9 @@ def remove_partials(folder: Path, names: list[str]) -> None:
 
 
 def move_aside(folder: Path, names: list[str], into: str) -> Path | None:
-    """Moves those of a folder's entries that exist to `into`-1, or -2, … inside it, and returns that folder; None where
-    none exists."""
+    """Moves the named entries of a folder, as far as they exist, to `into`-1, or -2, … inside it, and returns that
+    folder; None where none exists."""
+    # lexists is also true for links that lead nowhere: they are in the way just as well.
     present = [name for name in names if os.path.lexists(folder / name)]
     if not present:
         return None
@@ -169,12 +180,15 @@ def check_free(path: Path | str, overwrite: bool = False) -> None:
     any that is to be overwritten."""
     if is_bucket(path):
         raise DataError(f"{path}: buckets are not supported yet; give a folder on a disk of this machine")
+    # What would be written is where the links lead.
     real = Path(os.path.realpath(path))
     try:
+        # What is there already.
         if not overwrite and real.is_dir() and any(real.iterdir()):
             raise DataError(f"{path}: already holds something; give another folder")
         if os.path.islink(real):  # realpath has followed all links but those in a circle
             raise DataError(f"{path}: a link that leads to itself; give another path")
+        # A folder is put in place by renaming, which neither a mount nor a file nor our own folder allows.
         if os.path.ismount(real):
             raise DataError(f"{path}: a mounted disk, which a folder cannot replace; give a folder inside it")
         if real.exists() and not real.is_dir():
@@ -185,6 +199,7 @@ def check_free(path: Path | str, overwrite: bool = False) -> None:
         above = next(folder for folder in real.parents if folder.exists())
     except OSError as error:
         raise DataError(f"{path}: cannot be a folder ({error.strerror}); give another one") from None
+    # Whether the folder could be made at all.
     if not above.is_dir():
         raise DataError(f"{path}: cannot be a folder, {above} is a file; give another one")
     if not os.access(above, os.W_OK | os.X_OK):
@@ -212,9 +227,15 @@ def check_run_path(folder: Path, option: str = "dir", writes: bool = True) -> No
     """Raises: DataError where Orbax and TensorStore, which keep a run's arrays, read a path otherwise than the system.
 
     TensorStore reads a backslash as `/`, and takes text alone. Orbax merges what several processes wrote by a glob over
-    the whole path, which may match nothing, or another run. option: names the folder. writes: else it is only read.
+    the whole path, which may match nothing, or another run.
+
+    Args:
+        folder: the run's folder.
+        option: the option that names it, for the message.
+        writes: whether the run is written to; else it is only read.
     """
     path = str(without_parents(folder))
+    # Reading needs less: only the backslash misleads TensorStore then.
     for sign in "\\*?[" if writes else "\\":
         if sign in path:
             at = "" if sign in str(folder) else f" ({path})"
@@ -223,6 +244,7 @@ def check_run_path(folder: Path, option: str = "dir", writes: bool = True) -> No
                 "give a path without it, or a link to the folder from such a path"
             )
     try:
+        # Bytes that are no UTF-8 come as lone surrogates, which do not encode.
         path.encode()
     except UnicodeEncodeError:
         raise DataError(
@@ -256,6 +278,7 @@ class _Unfailing:
     def readinto(self, buffer: memoryview) -> int:
         self._file.seek(self._place)
         content = self._file.read(len(buffer))
+        # Zeros for what was never written, after an error.
         buffer[:] = content.ljust(len(buffer), b"\0")
         self._place += len(buffer)
         return len(buffer)
@@ -269,10 +292,12 @@ class _Unfailing:
         view, size = memoryview(data).cast("B"), memoryview(data).nbytes
         try:
             self._file.seek(self._place)
+            # A file without a buffer may write only a part.
             while self.error is None and len(view):
                 view = view[self._file.write(view) :]
         except OSError as error:
             self.error = error
+        # The place moves on after an error too: HDF5 goes on as if the write had been done.
         self._place += size
         self._end = max(self._end, self._place)
         return size
@@ -313,8 +338,11 @@ def hdf5_writer(path: Path) -> Iterator[WriteDataset]:
             def write(name: str, array: Any, attributes: Mapping[str, Sequence[str]] = MappingProxyType({})) -> None:
                 dataset = hdf5.create_dataset(name, data=array)
                 for attribute, texts in attributes.items():
+                    # With a type of its own: text of any length in UTF-8.
                     dataset.attrs.create(attribute, texts, (len(texts),), h5py.string_dtype())
+                # An error that the file has kept is raised here, outside of HDF5's own code.
                 file.check()
 
             yield write
+        # Closing writes the last bytes, for which the disk may have had no room.
         file.check()

@@ -60,14 +60,20 @@ class WordVectors:
 
 
 def read_word_vectors(path: str | Path, cancel: CancelToken = NEVER) -> WordVectors:
-    """Reads a file of word vectors, also a compressed one (*.gz, *.bz2, *.xz, *.zst). `cancel` may raise to stop it.
+    """Reads a file of word vectors, also a compressed one (*.gz, *.bz2, *.xz, *.zst).
 
-    Raises: DataError, with file:line (file:number of the word in a binary file), for an empty file, a header that is
-    not true, a row of another length, what is no number, NaN and infinity, a word that occurs twice, a file that is cut
-    off, and one without a word in UTF-8.
+    Args:
+        path: the file.
+        cancel: may raise to stop the work.
+
+    Raises:
+        DataError: with file:line (file:number of the word in a binary file), for an empty file, a header that is not
+            true, a row of another length, what is no number, NaN and infinity, a word that occurs twice, a file that is
+            cut off, and one without a word in UTF-8.
     """
     path = Path(path)
     try:
+        # Archives and tables are named as what they are, before anything of them is taken for a word.
         check_content(path)
         with open_stream(path) as file:
             rows = _Rows(path)
@@ -96,6 +102,7 @@ class _Rows:
 
         Raises: DataError for NaN and infinity, and a word that occurs twice.
         """
+        # One test for the whole block; the row is looked for only where it fails.
         finite_B = np.isfinite(block_BD).all(1)
         if not finite_B.all():
             row = int(finite_B.argmin())
@@ -103,6 +110,7 @@ class _Rows:
             word = visible(words[row].decode(errors="replace"))[:40]
             raise DataError(f"{self.path}:{numbers[row]}: the vector of {word!r} holds {value}; {_MEND}")
         kept: list[int] = []
+        # Words one by one, since each may be at fault by itself.
         for row, raw in enumerate(words):
             try:
                 word = raw.decode()
@@ -118,12 +126,14 @@ class _Rows:
             self.places[word] = numbers[row]
             kept.append(row)
         self.read += len(words)
+        # Nothing is copied where no row is left out.
         self.blocks.append(block_BD if len(kept) == len(words) else block_BD[kept])
 
     def array(self) -> NDArray[np.float32]:
         """Returns all vectors as one array. Each block is freed once it is copied, so that no two copies exist."""
         vectors_VD = np.empty((len(self.places), self.blocks[0].shape[1]), np.float32)
         at = 0
+        # Reversed, so that pop() gives the first block.
         self.blocks.reverse()
         while self.blocks:
             block_BD = self.blocks.pop()
@@ -134,9 +144,12 @@ class _Rows:
 
 def _read(file: BufferedReader, rows: _Rows, cancel: CancelToken) -> Form:
     """Reads all rows, and returns the file's form."""
+    # A byte-order mark belongs to no word.
     first = _read_line(file, rows.path, 1).removeprefix(b"\xef\xbb\xbf")
+    # Two whole numbers alone are a header; without one it is GloVe's form.
     header = _header(first)
     if not header:
+        # Without a header the first line is a row: it goes back in front of the others.
         head = first + file.read(_HEAD)
         dim = _commonest_dim(head)
         if not head.strip():
@@ -153,11 +166,13 @@ def _read(file: BufferedReader, rows: _Rows, cancel: CancelToken) -> Form:
     head = file.read(_HEAD)
     if not head:
         raise DataError(f"{rows.path}:2: the file ends behind its header, which gives {count:,} words; {_MEND}")
+    # Both other forms have a header; what follows it tells them apart.
     binary = _is_binary(head)
     if binary:
         _read_binary(file, head, count, dim, rows, cancel)
     else:
         _read_text(file, head, 2, dim, rows, cancel)
+    # Rows that were left out are counted too: the header is about the file.
     if rows.read != count:
         at = "" if binary else ":1"
         raise DataError(f"{rows.path}{at}: the header gives {count:,} words, and the file has {rows.read:,}; {_MEND}")
@@ -167,12 +182,14 @@ def _read(file: BufferedReader, rows: _Rows, cancel: CancelToken) -> Form:
 def _header(line: bytes) -> tuple[int, int] | None:
     """Returns (count, dim) of a first line that holds two whole numbers and nothing else."""
     fields = line.split()
+    # Of bytes, isdigit knows ASCII digits only.
     if len(fields) != 2 or not all(one.isdigit() and len(one) < 16 for one in fields):
         return None
     return int(fields[0]), int(fields[1])
 
 
 def _read_line(file: BufferedReader, path: Path, number: int) -> bytes:
+    # Bounded, since a file of another kind may have no line feed for gigabytes.
     line = file.readline(_LONGEST_LINE)
     if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
         raise DataError(f"{path}:{number}: a line of more than {_LONGEST_LINE:,} bytes; give a file of word vectors")
@@ -180,8 +197,8 @@ def _read_line(file: BufferedReader, path: Path, number: int) -> bytes:
 
 
 def _is_binary(head: bytes) -> bool:
-    """Returns whether float32 follow the header. A row of text ends in a number, and what is no text at all has control
-    characters, or bytes that are not UTF-8."""
+    """Returns whether float32 numbers follow the header. A row of text ends in a number; bytes that are no text have
+    control characters, or are not UTF-8."""
     fields = head.split(b"\n", 1)[0].split()
     if len(fields) > 1 and _number(fields[-1]) is not None:
         return False
@@ -194,9 +211,10 @@ def _number(text: bytes) -> float | None:
 
 
 def _commonest_dim(head: bytes) -> int:
-    """Returns the commonest number of fields behind the first in a file's first lines: a word with spaces, or a row
-    that is wrong, is not most of them. 0 where no such line ends in a number."""
+    """Returns the commonest number of fields after the first in a file's first lines, since words with spaces and wrong
+    rows are never most of them; 0 where no such line ends in a number."""
     lines = head.split(b"\n")
+    # The last line of a head may be cut.
     lines = [line.split() for line in (lines[:-1] if len(lines) > 1 else lines)]
     dims = Counter(len(fields) - 1 for fields in lines if len(fields) > 1 and _number(fields[-1]) is not None)
     return dims.most_common(1)[0][0] if dims else 0
@@ -213,6 +231,7 @@ def _read_text(file: BufferedReader, head: bytes, number: int, dim: int, rows: _
         numbers: list[int] = []
         tails: list[bytes] = []
         for at, line in enumerate(lines, number):
+            # A blank line is no row.
             if line := line.strip(b" \t\r\n"):
                 word, _, tail = line.partition(b" ")
                 # Most rows are a word, and dim numbers with a space between: nothing is split for them.
@@ -228,6 +247,7 @@ def _read_text(file: BufferedReader, head: bytes, number: int, dim: int, rows: _
 
 def _blocks(file: BufferedReader, head: bytes, path: Path, number: int) -> Iterator[list[bytes]]:
     """Yields the lines of about _BLOCK bytes."""
+    # Blocks of the file, each completed to a whole line.
     block = head
     while block:
         if not block.endswith(b"\n"):
@@ -244,6 +264,7 @@ def _split(line: bytes, dim: int, where: str) -> tuple[bytes, bytes]:
     Raises: DataError where the row has too few fields, or too many that look like numbers of a vector.
     """
     fields = line.split()
+    # What is between the word's first part and the last dim fields.
     extra = fields[1:-dim]
     # `New York 2` is a word; a number that is not whole belongs to a vector.
     ragged = extra and all(_number(one) is not None and not one.isdigit() for one in extra)
@@ -269,11 +290,13 @@ def _parse(tails: list[bytes], numbers: list[int], dim: int, path: Path) -> NDAr
             csv.ParseOptions(delimiter=" ", quote_char=False),
             csv.ConvertOptions(column_types=dict.fromkeys(names, pa.float32()), null_values=[]),
         )
+        # A column for each number, as rows of one array.
         block_BD = np.stack([column.to_numpy() for column in table.columns], 1)
         if len(block_BD) == len(tails):
             return block_BD
     except pa.ArrowInvalid:
         pass
+    # Arrow reads fewer spellings of a number than Python, and does not say which line is wrong: row by row.
     return np.array(
         [_floats(tail, dim, f"{path}:{number}") for tail, number in zip(tails, numbers, strict=True)], np.float32
     )
@@ -281,6 +304,7 @@ def _parse(tails: list[bytes], numbers: list[int], dim: int, path: Path) -> NDAr
 
 def _floats(tail: bytes, dim: int, where: str) -> list[float]:
     fields = tail.split()
+    # By the one rule for numbers in users' files, which also says what is none.
     values = [_number(one) for one in fields]
     if None in values:
         wrong = visible(fields[values.index(None)].decode(errors="replace"))[:40]
@@ -302,6 +326,7 @@ def _read_binary(file: BufferedReader, head: bytes, count: int, dim: int, rows: 
         nonlocal buffer, at
         cancel.check()
         more = file.read(_BLOCK)
+        # What was parsed is dropped; the beginning of a row that goes on in the next block stays.
         buffer, at = buffer[at:] + more, 0
         return bool(more)
 
@@ -316,8 +341,11 @@ def _read_binary(file: BufferedReader, head: bytes, count: int, dim: int, rows: 
             vectors.clear()
 
     for number in range(1, count + 1):
+        # A row is whole when its space and all of its numbers are in the buffer.
         while (space := buffer.find(b" ", at)) < 0 or len(buffer) < space + 1 + size:
+            # Rows are handed over before more is read: about a block of them is in memory.
             flush()
+            # So long a word means that the rows are out of step.
             if (len(buffer) - at if space < 0 else space - at) > _LONGEST_WORD:
                 raise DataError(f"{rows.path}:{number}: word {number:,} does not end; the header is wrong, or {_MEND}")
             if not fill():
@@ -329,6 +357,7 @@ def _read_binary(file: BufferedReader, head: bytes, count: int, dim: int, rows: 
         at = space + 1 + size
         vectors.append(buffer[space + 1 : at])
     flush()
+    # After the last row there may be line feeds and nothing else.
     rest = buffer[at:] + file.read(_HEAD)
     if rest.strip(b"\n"):
         raise DataError(

@@ -48,6 +48,7 @@ def training_flops(config: BertConfig, size: dict[str, int]) -> float:
     """
     D, F, N, V, L = config.hidden, config.ffn, config.layers, config.vocab, size["L"]
     token = N * (8 * D * D + 4 * D * F + 4 * L * D)
+    # The alternatives of a choice (A) are sequences of their own.
     return 3.0 * size["B"] * size.get("A", 1) * (L * token + size.get("P", 0) * (2 * D * D + 2 * D * V) + 2 * D * D)
 
 
@@ -59,6 +60,8 @@ class Block(nn.Module):
     def setup(self) -> None:
         c, size, dtype = self.config, sizes(self.config), jnp.dtype(self.config.dtype)
         init, kind = kernel_init(c), c.quantization
+        # The output projection is initialised like every other kernel
+        # (out_init None), as in modeling.py: no scale by depth.
         self.attention = Attention(size, c.attention_dropout, init, dtype, None, True, c.remat == "attention", kind)
         self.attention_norm = Norm(c.eps, dtype)
         self.ffn = FeedForward(size, c.gelu, init, dtype, quantization=kind)
@@ -81,6 +84,7 @@ class Block(nn.Module):
 
 def padding_bias(mask_BL: jax.Array) -> jax.Array:
     """Returns the attention bias of padded keys, B11M."""
+    # The original's adder: 0 for tokens, PADDED for padding, in float32 like the logits that it is added to.
     return (1.0 - mask_BL.astype(jnp.float32))[:, None, None, :] * PADDED
 
 
@@ -98,14 +102,16 @@ class Bert(nn.Module):
         self, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None, *, states: bool = False
     ) -> Encoding:
         c, size, dtype = self.config, sizes(self.config), jnp.dtype(self.config.dtype)
+        # table_VD goes on to the masked LM's softmax, which is tied to it.
         embeddings = BertEmbeddings(size, c.dropout, c.eps, kernel_init(c), dtype, name="embeddings")
         x_BLD, table_VD = embeddings(
             batch["tokens"], batch["segments"], batch.get("positions"), dropout_key, _EMBEDDINGS
         )
         mask_BL = batch["mask"]
-        # It is over keys only. Padded queries attend all the same, as in the original: nothing reads their output.
+        # The mask is over keys only. Padded queries attend too, as in the original: nothing reads their output.
         implementation = choose(c, platform()).name
         mask = AttentionMask(tokens_BM=mask_BL, implementation=implementation)
+        # The reference adds an array, which broadcasts over heads and queries; kernels apply the rule tile by tile.
         if implementation == "reference":
             mask = padding_bias(mask_BL)
         out_BLD, layers = scan_layers(

@@ -26,6 +26,7 @@ def require_positive(config: object, *names: str) -> None:
         if value < 1:
             raise ValueError(f"{_option(name)}={value} is not a positive number")
         if value > limit:
+            # Python refuses to print integers of more than 4,300 digits.
             shown = str(value) if abs(value) < 10**20 else "a number of more than 20 digits"
             raise ValueError(f"{_option(name)}={shown} is more than {limit:,}; give a size that a model can have")
 
@@ -33,6 +34,7 @@ def require_positive(config: object, *names: str) -> None:
 def require_at_least_0(config: object, *names: str) -> None:
     """Raises: ValueError if a value is negative, infinite or no number."""
     for name in names:
+        # Comparisons with NaN are false, so it is refused too.
         if not 0 <= getattr(config, name) < math.inf:
             raise ValueError(f"{_option(name)}={getattr(config, name)} is not at least 0")
 
@@ -134,9 +136,10 @@ class TransformerConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         require_positive(self, "vocab", "length", "layers", "hidden", "heads", "ffn")
-        # Tables, attention's four kernels and the feed-forward's two; the rest is small beside them.
+        # Tables, attention's four kernels and the feed-forward's two; the rest is small in comparison.
         rows = self.vocab + self.length + self.layers * (4 * self.hidden + 2 * self.ffn)
         require_parameters_fit(rows * self.hidden)
+        # The heads share the width: each has hidden/heads.
         if self.hidden % self.heads:
             raise ValueError(
                 f"model.hidden={self.hidden} is not a multiple of model.heads={self.heads}; change one of them"
@@ -264,8 +267,10 @@ class ElmoConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         require_positive(self, "vocab", "char_width", "layers", "cells", "projection")
+        # 0 highway layers are fine.
         if self.highway > 0:
             require_positive(self, "highway")
+        # A filter must fit into a word's characters.
         if not self.filters or any(not 1 <= width <= WORD_CHARS or count < 1 for width, count in self.filters):
             raise ValueError(
                 f"model.filters={self.filters} are not pairs of a width from 1 to {WORD_CHARS} and how many there are"
@@ -273,6 +278,8 @@ class ElmoConfig(ModelConfig):
         require_at_least_0(self, "highway", "cell_clip", "projection_clip")
         filters = sum(count for _, count in self.filters)
         characters = sum(width * count for width, count in self.filters) * self.char_width
+        # Carry and transform are filters × filters in each highway layer, the
+        # projection after them filters × projection.
         highways = filters * (2 * self.highway * filters + self.projection)
         # 4 gates from input and hidden state, and the projection: (4·2 + 1)·cells·projection.
         lstms = 2 * self.layers * self.cells * (9 * self.projection)
@@ -347,6 +354,7 @@ class HeadConfig:
         if not 0.0 <= self.mix_l2 < math.inf:
             raise ValueError(f"head.mix-l2={self.mix_l2} is not a number from 0 on")
         if self.mix == "off":
+            # Without a mix these fields mean nothing: one that was given is an error, and not passed over.
             defaults = (
                 *(("mix_norm", False), ("mix_l2", 0.0), ("place", "input"), ("cells", 0), ("lstm_layers", 1)),
                 ("crf", False),
@@ -391,6 +399,7 @@ class Sampling:
     exclusive: bool = False
 
     def __post_init__(self) -> None:
+        # Written so that NaN is refused too.
         if not self.temperature >= 0.0:
             raise ValueError(
                 f"temperature={self.temperature} is not at least 0, which takes always the likeliest token"

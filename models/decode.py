@@ -44,10 +44,11 @@ def unstack_params(params: Params, config: GptConfig, vocab_size: int) -> Decode
 class DecodeState:
     """A batch of texts being generated, padded to M cache rows.
 
-    kv_cache     keys and values of each layer, BMHK
-    position_BM  each cached token's position in its text, i32
-    valid_BM     whether a cache row holds a token; padding of prompts is none
-    filled       how many cache rows are written, the same for all texts
+    Args:
+        kv_cache: keys and values of each layer, BMHK.
+        position_BM: each cached token's position in its text, i32.
+        valid_BM: whether a cache row holds a token; padding of prompts is none.
+        filled: how many cache rows are written, the same for all texts.
     """
 
     kv_cache: tuple[KVCache, ...]
@@ -58,6 +59,7 @@ class DecodeState:
 
 def init_state(config: GptConfig, batch_size: int, length: int) -> DecodeState:
     """Returns an empty state with room for `length` tokens of each text."""
+    # The cache has its final length from the start, so that one compiled step serves every token.
     shape = (batch_size, length, config.heads, config.hidden // config.heads)
     zeros = jnp.zeros(shape, jnp.dtype(config.dtype))
     kv_cache = tuple((zeros, zeros) for _ in range(config.layers))
@@ -76,6 +78,7 @@ def extend(
     position_BL = state.valid_BM.sum(1)[:, None] + jnp.cumsum(mask_BL, axis=1) - 1
     # Padding may count to -1, and a text past the model's length keeps the last position.
     position_BL = jnp.clip(position_BL, 0, config.length - 1)
+    # All texts write the same cache rows from `start` on; valid_BM says in which of them a text has a token.
     write = jax.lax.dynamic_update_slice_in_dim
     position_BM = write(state.position_BM, position_BL.astype(jnp.int32), start, axis=1)
     valid_BM = write(state.valid_BM, mask_BL > 0, start, axis=1)
@@ -86,6 +89,7 @@ def extend(
         x_BLD, layer_cache = block.apply(
             {"params": layer_params}, x_BLD, layer, biases, layer_cache, start, method=gpt.Block.step
         )
+        # Each layer's new keys and values go into a new cache; where the state is donated they are written in place.
         kv_cache.append(layer_cache)
     if config.norm == "pre":
         norm = Norm(config.eps, jnp.dtype(config.dtype), config.biases)
@@ -114,7 +118,7 @@ def filter_logits(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
         threshold_B1 = jax.lax.top_k(logits_BV, sampling.top_k)[0][:, -1:]
         logits_BV = jnp.where(logits_BV < threshold_B1, -jnp.inf, logits_BV)
     if sampling.top_p < 1.0:
-        # Nucleus sampling (Holtzman et al. 2019), after top_k: the softmax is that of the tokens which it left.
+        # Nucleus sampling (Holtzman et al. 2019), after top_k: the softmax is over the tokens that this left.
         sorted_BV = jnp.flip(jnp.sort(logits_BV, axis=-1), axis=-1)
         sums_BV = jnp.cumsum(jax.nn.softmax(sorted_BV, axis=-1), axis=-1)
         # The last rank kept. The paper's nucleus is the smallest set that reaches p; the original's code keeps the
@@ -133,10 +137,11 @@ def filter_logits(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
 class SamplingState:
     """A batch of texts between two steps.
 
-    text     the cache and what it holds; the last token is not in it yet
-    token_B  the token sampled last, i32
-    count    how many tokens were sampled
-    keys_B   each text's random key
+    Args:
+        text: the cache and what it holds; the last token is not in it yet.
+        token_B: the token sampled last, i32.
+        count: how many tokens were sampled.
+        keys_B: each text's random key.
     """
 
     text: DecodeState
@@ -161,7 +166,9 @@ def prefill(
     """
     B, L = tokens_BL.shape
     hidden_BLD, text = extend(config, params, init_state(config, B, L + new_tokens), tokens_BL, mask_BL)
+    # The last token of each prompt, which differs from the last column where the prompt is padded.
     last_BD = jnp.take_along_axis(hidden_BLD, (mask_BL.sum(1) - 1)[:, None, None], axis=1)[:, 0]
+    # The first token has number 0, and generate_tokens goes on from `count` = 1.
     token_B = sample(logits(config, params, last_BD), _fold_in(keys_B, 0), sampling)
     return SamplingState(text, token_B, jnp.int32(1), keys_B)
 

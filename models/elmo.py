@@ -49,7 +49,9 @@ def training_flops(config: ElmoConfig, size: dict[str, int]) -> float:
     s, W = sizes(config), size["W"]
     F, J, U = (s[letter] for letter in "FJU")
     filters = sum((W - width + 1) * 2 * width * s["E"] * count for width, count in config.filters)
+    # No projection layer where the filters are already J wide, as in CharCnn.
     per_type = filters + config.highway * 4 * F * F + 2 * F * J * (F != J)
+    # Without negatives (S) the softmax is over the whole vocabulary.
     per_word = config.layers * (16 * J * U + 2 * U * J) + 2 * J * size.get("S", config.vocab)
     return 3.0 * (size["R"] * per_type + 2 * size["B"] * size["L"] * per_word)
 
@@ -60,6 +62,7 @@ def activation_floats(config: ElmoConfig, size: dict[str, int]) -> float:
     These are the filters' outputs at each character of the distinct words, and each word's gates and logits.
     """
     s = sizes(config)
+    # Both directions keep their own gates and logits.
     tokens = 2.0 * size["B"] * size["L"]
     per_type = s["F"] * (size["W"] + 6.0 * config.highway)
     return size["R"] * per_type + tokens * (config.layers * 12.0 * s["U"] + 2.0 * size.get("S", config.vocab))
@@ -127,6 +130,7 @@ class Elmo(nn.Module):
             backward = [jnp.take_along_axis(x_BLJ, reversed_BLJ, 1) for x_BLJ in backward]
             # Begin and end are context for the words, and no words themselves.
             layers = [x_BLD[:, 1 : length + 1] for x_BLD in _concat_directions([forward, backward])]
+            # Padding does not count in the mean; a text without words divides by 1 instead of 0.
             mean_BL = mask_BL / jnp.maximum(mask_BL.sum(1), 1)[:, None]
             pooled_BD = jnp.einsum("BLD,BL->BD", layers[-1], mean_BL.astype(dtype))
         # Layer 0 is the words' vectors twice: both stacks read the same ones, and all states have the width D.

@@ -67,10 +67,16 @@ def training_flops(config: GptConfig, size: dict[str, int]) -> float:
 def causal_biases(
     config: GptConfig, query_BL: jax.Array, key_BM: jax.Array, visible_BLM: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """Returns the attention biases, (B or 1) 1 L M each: of dense layers and, with a local window, of banded ones.
+    """Returns the attention biases, (B or 1) 1 L M each: one for dense layers, and with a local window one for banded.
 
-    query_BL and key_BM are positions in the text. A query sees the keys at or before it where visible_BLM allows; in
-    banded layers only the last `local_window` of them, itself counted.
+    A query sees the keys at or before it where visible_BLM allows; in banded layers only the last `local_window` of
+    them, itself counted.
+
+    Args:
+        config: the model's configuration.
+        query_BL: the queries' positions in the text.
+        key_BM: the keys' positions in the text.
+        visible_BLM: which keys a query may see apart from their order.
     """
     distance_BLM = query_BL[:, :, None] - key_BM[:, None, :]
     dense_BLM = visible_BLM & (distance_BLM >= 0)
@@ -93,6 +99,8 @@ class Block(nn.Module):
     def setup(self) -> None:
         c, size, dtype = self.config, sizes(self.config), jnp.dtype(self.config.dtype)
         init, out_init = kernel_init(c), _residual_init(c)
+        # out_init is for the two kernels that write into the residual stream:
+        # attention's output and the feed-forward's second.
         self.attention = Attention(
             size, c.attention_dropout, init, dtype, out_init, c.biases, c.remat == "attention", c.quantization
         )
@@ -123,6 +131,7 @@ class Block(nn.Module):
 
         def attention(y_BLD: jax.Array) -> jax.Array:
             nonlocal kv_cache
+            # Decoding runs the layers one by one: `layer` is a Python number, and indexing picks the bias.
             y_BLD, kv_cache = self.attention.step(y_BLD, biases[layer % len(biases)], kv_cache, start)
             return y_BLD
 
@@ -157,6 +166,7 @@ def _of_layer(masks: Masks, layer: jax.Array, local_window: int) -> AttentionMas
 
 def embeddings(config: GptConfig) -> GptEmbeddings:
     """Returns the embedding tables of a configuration."""
+    # The original draws tokens with 0.02 and positions with 0.01 (gpt-2, model.py).
     token_init, dtype = kernel_init(config), jnp.dtype(config.dtype)
     position_init = nn.initializers.normal(config.position_std)
     return GptEmbeddings(
@@ -180,13 +190,14 @@ class Gpt(nn.Module):
         c, tokens_BL, mask_BL = self.config, batch["tokens"], batch["mask"]
         # Tokens are ordered by column, also in a pack, whose `positions` start again at each document.
         column_BL = jnp.arange(tokens_BL.shape[1])[None]
-        # Attention does not need the mask: padding stands on the right, and no token sees what comes after it.
+        # Attention does not need the mask: padding is on the right, and no token sees what comes after it.
         # B is 1 then: one mask serves all sequences.
         visible_BLM = jnp.ones((1, 1, 1), bool)
         if "packs" in batch:
             visible_BLM = batch["packs"][:, :, None] == batch["packs"][:, None, :]
         implementation = choose(c, platform(), packed="packs" in batch).name
         masks: Masks = AttentionMask(packs_BL=batch.get("packs"), causal=True, implementation=implementation)
+        # The reference adds arrays of biases, made once here for all layers; kernels apply the rule tile by tile.
         if implementation == "reference":
             masks = causal_biases(c, column_BL, column_BL, visible_BLM)
         x_BLD, table_VD = embeddings(c)(tokens_BL, batch.get("positions"), dropout_key, _EMBEDDINGS)

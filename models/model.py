@@ -27,9 +27,10 @@ each use.
 class Outputs:
     """The outputs of a model.
 
-    encoding     what the backbone returns
-    heads        what each head returns, by its name
-    mix_squares  Σ weights² of the heads' layer mixes, for their L2 penalty; None without such heads
+    Args:
+        encoding: what the backbone returns.
+        heads: what each head returns, by its name.
+        mix_squares: Σ weights² of the heads' layer mixes, for their L2 penalty; None without such heads.
     """
 
     encoding: Encoding
@@ -40,12 +41,8 @@ class Outputs:
 class Model(nn.Module):
     """A backbone with its heads: batch of arrays by field name → Outputs.
 
-    dropout_key draws dropout's masks (None: evaluation). states asks for every layer's output. only: the heads to
-    run; None: all. A head reads fields of its own: with only=() the backbone's alone are enough. frozen: the backbone
-    is not trained and draws no dropout, so that its outputs are those of evaluation.
-
-    A batch that holds what its frozen backbone computes does not run it: states BNLD, of the layers that the heads read
-    (`layers_read`), and pooled BD where they read it. The other states are NaN.
+    A batch may hold the outputs of its frozen backbone, which then does not run: states BNLD, of the layers that the
+    heads read (`layers_read`), and pooled BD where they read it. The other states are NaN.
 
     Fields of dims BAL hold A alternatives of each example. The backbone reads them as B·A sequences; the Encoding's
     `choices` is A, and heads that classify an example join its rows again.
@@ -68,17 +65,31 @@ class Model(nn.Module):
         only: tuple[str, ...] | None = None,
         frozen: bool = False,
     ) -> Outputs:
+        """Computes the outputs of a batch.
+
+        Args:
+            batch: arrays by field name.
+            dropout_key: draws dropout's masks; None: evaluation.
+            states: whether to return every layer's output.
+            only: the heads to run; None: all. With () the batch needs the backbone's fields alone.
+            frozen: the backbone is not trained and draws no dropout: its outputs are the same as in evaluation.
+        """
+        # A head that is not run needs none of its fields in the batch.
         run = self.heads if only is None else {name: self.heads[name] for name in only}
+        # The backbone knows nothing of choices: it reads their B·A sequences as a batch.
         folded = {name: _fold_choices(x) for name, x in batch.items()}
+        # An ELMo has no tokens: its batches hold each word's row in the table of distinct words.
         tokens = batch["tokens" if "tokens" in batch else "index"]
         choices = tokens.shape[1] if tokens.ndim == 3 else 1
         # Heads on a mix of layers need every layer, whether or not the caller asks for them.
         states = states or any(getattr(head, "reads_states", False) for head in run.values())
         # The backbone draws dropout for each of the B·A rows; heads get the key of the B examples.
         key = None if frozen else repeat_for_choices(dropout_key, choices)
+        # A frozen run's batches hold the backbone's outputs, which are read instead of computed.
         stored = "states" in folded or "pooled" in folded
         encoding = self._stored_encoding(folded) if stored else self.backbone(folded, key, states=states)
         encoding = dataclasses.replace(encoding, choices=choices)
+        # Heads draw dropout above a frozen backbone too: they are what is trained.
         outputs = {name: head(encoding, folded, dropout_key) for name, head in run.items()}
         # The raw weights before their softmax, as in the original's l2_coef.
         weights = [
@@ -92,6 +103,7 @@ class Model(nn.Module):
     @nn.nowrap
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
         """Computes the outputs, as any Flax module's `apply`; it takes the parameters of `unstack_layers` too."""
+        # Every module below sees stacked layers, whichever form the caller keeps them in.
         if "params" in variables:
             variables = {**variables, "params": stack_layers(variables["params"])}
         return super().apply(variables, *args, **kwargs)
@@ -106,7 +118,9 @@ class Model(nn.Module):
         return any(getattr(head, "reads_pooled", False) for head in self.heads.values())
 
     def _stored_encoding(self, batch: dict[str, jax.Array]) -> Encoding:
+        # A place for every state, so that heads find theirs by the layer's number.
         mask_BL, read = batch["mask"], self.layers_read()
+        # NaN instead of zeros: a head that read a layer that is not stored would show it in its loss.
         nothing_BLD = jnp.full((*mask_BL.shape, self.config.width), jnp.nan, jnp.dtype(self.config.dtype))
         states = [nothing_BLD] * (self.config.layers + 1)
         for place, layer in enumerate(read):

@@ -48,8 +48,9 @@ def partition_spec(dims: str, shape: tuple[int, ...], axis_sizes: dict[str, int]
 
     An axis shards one dim of an array at most: the first whose letter has it in RULES and whose size it divides. Axes
     of size one are left out. An axis that does not divide its dim passes on to the next dim that has a rule. So a table
-    with an odd vocabulary, VD with V = 119,547, stays sharded, by its width: (None, ("fsdp", "tensor")).
+    VD whose vocabulary no axis divides, with V = 119,547, stays sharded, by its width: (None, ("fsdp", "tensor")).
     """
+    # Each axis is given away once; what a dim cannot take goes on to the next.
     unused = {axis for axis, size in axis_sizes.items() if size > 1}
     passed_on: tuple[str, ...] = ()
     entries: list[tuple[str, ...] | str | None] = []
@@ -63,6 +64,7 @@ def partition_spec(dims: str, shape: tuple[int, ...], axis_sizes: dict[str, int]
         for axis in candidates:
             if axis not in unused:
                 continue
+            # Several axes may share one dim: together they must divide it.
             shards = axis_sizes[axis] * math.prod(axis_sizes[other] for other in chosen)
             if size % shards == 0:
                 chosen.append(axis)
@@ -74,11 +76,13 @@ def partition_spec(dims: str, shape: tuple[int, ...], axis_sizes: dict[str, int]
 
 
 def platform() -> str:
-    """Returns what the current mesh's devices are, or the default device without one: cpu, tpu, gpu (NVIDIA's), or
-    the name of another device, such as "TPU v3", which kernels are not made for. A mesh may be that of a machine which
-    is only compiled for."""
+    """Returns the platform of the current mesh's devices, or of the default device without a mesh: cpu, tpu, gpu
+    (NVIDIA's), or the name of a device that no kernel is made for, such as "TPU v3". The mesh may belong to a machine
+    that programs are only compiled for."""
+    # The mesh's own device, not jax.devices(): `plan` compiles for machines that are not here.
     device = jax.sharding.get_abstract_mesh().abstract_device
     kind = (jax.devices()[0] if device is None else device).device_kind
+    # These keep their own names, so that nothing takes them for a TPU that the kernels run on.
     if kind in ("TPU v2", "TPU v3") or not kind.startswith(("TPU", "NVIDIA")):
         return kind
     return "tpu" if kind.startswith("TPU") else "gpu"
@@ -94,6 +98,7 @@ def device_memory() -> float:
 def gpu_memory_fraction() -> float:
     """Returns what share of a GPU's memory jax sets aside for programs: three quarters, unless the user's environment
     says otherwise."""
+    # What is no share of the memory counts as absent: this is an estimate, and not the place to complain.
     try:
         fraction = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", _GPU_FRACTION))
     except ValueError:
@@ -135,8 +140,8 @@ def constrain(x: jax.Array, dims: str) -> jax.Array:
     """Asks the partitioner to shard x by its dims on the current mesh (`jax.set_mesh`). Returns x itself without one.
     A dim "_" is whole on every device.
 
-    The partitioner propagates shardings from parameters and batch by itself. Constraints stand where its guess is bad:
-    after gathers from tables, at a loop's carry, and where a loss is computed in chunks.
+    The partitioner propagates shardings from parameters and batch by itself. Constraints are for where its guess is
+    bad: after gathers from tables, at a loop's carry, and where a loss is computed in chunks.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
@@ -147,8 +152,8 @@ def constrain(x: jax.Array, dims: str) -> jax.Array:
 def gathered(x: jax.Array, dims: str, whole: str) -> jax.Array:
     """Returns x, which is sharded by `dims`, sharded by `whole`: its "_" are whole on every device.
 
-    The gradient is sharded by `dims` again. That of `constrain` would be whole too: each of its terms would be summed
-    over the devices whole, and cut after that.
+    The gradient is sharded by `dims` again. With `constrain` the gradient would be whole too: each of its terms would
+    be summed over the devices whole, and cut after that.
     """
     return cast(jax.Array, _gathered(x, dims, whole))
 
@@ -158,6 +163,7 @@ def _gathered(x: jax.Array, dims: str, whole: str) -> jax.Array:
     return constrain(x, whole)
 
 
+# Gather going forward, cut going back.
 _gathered.defvjp(
     lambda x, dims, whole: (constrain(x, whole), None), lambda dims, whole, saved, dx: (constrain(dx, dims),)
 )
@@ -166,13 +172,15 @@ _gathered.defvjp(
 def sum_over_devices(x: jax.Array, dims: str) -> jax.Array:
     """Returns the sum over the leading dim, the shares of the devices that share a batch, sharded by dims.
 
-    Over fsdp first, where each device keeps its part alone (a reduce-scatter), and the parts over the copies of the
-    model after that. In one sum all devices would exchange the whole.
+    The first sum is over fsdp, where each device keeps only its part (a reduce-scatter); the second adds these parts
+    over the copies of the model. In one sum all devices would exchange the whole array.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or x.shape[0] == 1:
         return constrain(x.sum(0), dims)
+    # B is sharded by (data, fsdp) in this order: the leading dim splits into copies of the model and shards of each.
     copies = mesh.shape["data"]
     x = x.reshape(copies, x.shape[0] // copies, *x.shape[1:]).sum(1)
     spec = partition_spec(dims, x.shape[1:], dict(mesh.shape))
+    # What crosses the copies is then each device's shard of the sum alone.
     return constrain(jax.lax.with_sharding_constraint(x, PartitionSpec("data", *spec)).sum(0), dims)

@@ -31,6 +31,7 @@ def training_flops(config: VectorsConfig, size: dict[str, int]) -> float:
 
 def activation_floats(config: VectorsConfig, size: dict[str, int]) -> float:
     """2·B·L·D: the words' vectors and their gradient."""
+    # The alternatives of a choice (A) are sequences of their own.
     return 2.0 * size["B"] * size.get("A", 1) * size["L"] * config.hidden
 
 
@@ -44,6 +45,7 @@ class WordTable(nn.Module):
     @nn.compact
     def __call__(self, tokens_BL: jax.Array) -> tuple[jax.Array, jax.Array]:
         shape = (self.sizes["V"], self.sizes["D"])
+        # Whole in D on every device, as in BertEmbeddings.
         table_VD = gathered(self.param("tokens", self.kernel_init, shape), "VD", "V_")
         return constrain(lookup(table_VD, tokens_BL), "BLD").astype(self.dtype), table_VD
 
@@ -60,6 +62,8 @@ class Vectors(nn.Module):
         dtype, mask_BL = jnp.dtype(self.config.dtype), batch["mask"]
         table = WordTable(sizes(self.config), kernel_init(self.config), dtype, name="embeddings")
         x_BLD, table_VD = table(batch["tokens"])
+        # Padding does not count in the mean; a text without words divides by 1 instead of 0.
         mean_BL = mask_BL / jnp.maximum(mask_BL.sum(1), 1)[:, None]
         pooled_BD = jnp.einsum("BLD,BL->BD", x_BLD, mean_BL.astype(dtype))
+        # The table itself is the only layer: no state comes after it.
         return Encoding(x_BLD, mask_BL, pooled_BD, (x_BLD,) if states else (), table_VD)

@@ -1,4 +1,4 @@
-"""Settings of glibc's allocator: a training step on a CPU uses the memory of the step before again."""
+"""Settings of glibc's allocator: a training step on a CPU reuses the memory of the step before."""
 
 import ctypes
 import importlib.util
@@ -10,7 +10,7 @@ def tune_cpu_allocator(floats: float = math.inf) -> None:
     """On a CPU, keeps the memory that a step has freed for the next step.
 
     Returned to the system and requested again, its pages cost a third of a step. Must be called before jax starts its
-    threads. Does nothing without glibc, or with an accelerator. floats: how many numbers a step holds.
+    threads. Does nothing without glibc, or with an accelerator. floats: about how many numbers a step holds.
     """
     accelerators = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm60_plugin", "jax_rocm7_plugin", "libtpu")
     if os.environ.get("JAX_PLATFORMS") != "cpu" and any(importlib.util.find_spec(name) for name in accelerators):

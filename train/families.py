@@ -9,16 +9,17 @@ from contexture.models.config import BertConfig, ElmoConfig, GptConfig, Mix, Mod
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedFamily:
-    """What training needs to know of a family.
+    """The facts about a family that training needs.
 
-    config        the class of its configuration
-    text          how it reads text
-    objective     what it is pretrained on, a key of `objectives.OBJECTIVES`
-    lora_targets  the parts of paths whose kernels get adapters, if the user names none
-    mix           which layers a task's head reads, if the user names none (`HeadConfig.mix`)
-    frozen        what a task does not train, if the user names nothing (`OptimConfig.frozen`)
-    exports       the format of another library that holds its runs
-    next_command  what most people do with a pretrained run, {run}
+    Args:
+        config: the class of its configuration
+        text: how it reads text
+        objective: its pretraining objective, a key of `objectives.OBJECTIVES`
+        lora_targets: parts of the paths of kernels that get adapters by default
+        mix: the default of `HeadConfig.mix`: which layers a task's head reads
+        frozen: the default of `OptimConfig.frozen`: what a task does not train
+        exports: the format to export its runs to
+        next_command: what most people do next with a pretrained run; {run} is its folder
     """
 
     config: type[ModelConfig]
@@ -33,6 +34,7 @@ class TrainedFamily:
 
 FAMILIES: dict[str, TrainedFamily] = {
     "bert": TrainedFamily(
+        # The defaults above fit: query and value adapters, all parameters trained, heads on the last layer.
         config=BertConfig,
         text=TEXT_FAMILIES["bert"],
         objective="mlm_nsp",
@@ -50,6 +52,7 @@ FAMILIES: dict[str, TrainedFamily] = {
         objective="bilm",
         # LSTMs have no queries and values. They are what mixes over length, as attention is elsewhere.
         lora_targets=("layers",),
+        # A task trains scalar mix and head on frozen states, as the paper uses ELMo (Peters et al. 2018, section 3.3).
         mix="all",
         frozen=("backbone",),
         exports="bilm",

@@ -47,10 +47,18 @@ logger = logging.getLogger(__name__)
 def train(run: Run, recipe: Run, signals: Signals, features: Path | None = None) -> Path:
     """Trains `run` in its folder, from its newest good checkpoint if there is one, and returns the folder.
 
-    recipe: the run before the user's options. features: the folder for what the frozen backbones of a grid compute
-    (None: one in the run's own). Raises ConfigError, DataError, CheckpointError; MemoryError or OSError if the system's
-    limits are too low; Diverged after optim.max_skipped steps in a row without finite numbers; Interrupted on SIGTERM
-    and Ctrl-C, with everything saved.
+    Args:
+        run: the settings, with the user's options applied.
+        recipe: the run before the user's options; their difference is logged.
+        signals: listens for SIGTERM and Ctrl-C.
+        features: the folder for the outputs of frozen backbones that the runs of a grid share (None: one in the run's
+            own folder).
+
+    Raises:
+        ConfigError, DataError, CheckpointError: for options, the user's files, and checkpoints.
+        MemoryError, OSError: when the system's limits are too low.
+        Diverged: after optim.max_skipped steps in a row without finite numbers.
+        Interrupted: on SIGTERM and Ctrl-C, with everything saved.
     """
     if not run.dir:
         raise ConfigError("dir is empty; say where the run shall live: --dir RUN")
@@ -58,13 +66,16 @@ def train(run: Run, recipe: Run, signals: Signals, features: Path | None = None)
         raise ConfigError(f"dir={run.dir}: buckets are not supported yet; give a folder on a disk of this machine")
     folder = Path(run.dir)
     run = run_file.with_absolute_paths(run)
+    # Cheap checks first: nothing is written yet, and native code would answer a low limit with an abort.
     signals.check()
     check_limits()
-    # Before jax starts its threads.
+    # Before jax starts its threads: glibc gives each new thread an arena of its own by these settings.
     cpu_memory.tune_cpu_allocator(activation_floats(run))
+    # All later work lies inside: an error in one process of a job ends all of them with the same line.
     with processes.joined(run.mesh, lambda: steps(folder / "checkpoints")):
         try:
             _train(run, recipe, folder, signals, features)
+        # A full or unmounted disk. Files are written whole or not at all, so what is there can be resumed from.
         except OSError as error:
             raise CheckpointError(
                 f"{error.filename or folder}: {error.strerror or error}; what was saved before is whole"
@@ -75,7 +86,9 @@ def train(run: Run, recipe: Run, signals: Signals, features: Path | None = None)
 def _train(run: Run, recipe: Run, folder: Path, signals: Signals, features: Path | None) -> None:
     start_time = time.monotonic()
     mesh = meshes.build(run.mesh)
+    # A step is one program of all processes: other settings or versions in one of them would hang it in a collective.
     agree_on_run(run)
+    # The stack closes in the reverse order, also after an error: figure, checkpoints, report, log file, lock, mesh.
     with ExitStack() as stack:
         stack.enter_context(meshes.use(mesh, run.model.dtype))
         run = _claim_folder(run, folder, mesh, stack)
@@ -83,6 +96,8 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals, features: Path
         session = _begin(run, recipe, folder, mesh, report, signals, features, stack)
         _run_steps(session)
         session.close()
+        # The end, for people: what the batches left out, the learned mix of layers, the last loss figure, what to run
+        # next.
         for note in (*session.parts.batches.notes(), *describe_mixes(session.state.params)):
             logger.info(note)
         report.complete()
@@ -96,6 +111,7 @@ def _claim_folder(run: Run, folder: Path, mesh: Mesh, stack: ExitStack) -> Run:
 
     Process 0 owns the folder.
     """
+    # Every batch of the run divides evenly if the smallest does: a ramp doubles its size (data.ramp-from).
     smallest = "data.ramp-from" if run.data.ramp_from else "data.batch"
     meshes.check_batch(mesh, run.data.batch_size_at(0), run.optim.accumulate, smallest)
     meshes.describe_attention(run.model, run.data.packed)
@@ -108,12 +124,14 @@ def _claim_folder(run: Run, folder: Path, mesh: Mesh, stack: ExitStack) -> Run:
         # Text that does not exist, or is no UTF-8.
         data.check_text(run, folder)
         stack.enter_context(directories.lock_run_dir(folder))
+    # The lock holds a random token, so that the others notice a folder of the same name on another disk.
     agree_on_folder(folder)
     return run
 
 
 def _open_report(run: Run, folder: Path, signals: Signals, stack: ExitStack) -> Report:
     speaks = jax.process_index() == 0
+    # Trackers talk to the network: one process of a job does it, and only if the user named some.
     trackers = Trackers(run, folder, signals.check) if speaks and run.log.to else None
     report = Report(
         folder,
@@ -123,6 +141,7 @@ def _open_report(run: Run, folder: Path, signals: Signals, stack: ExitStack) -> 
         trackers=trackers,
         metric=run.evaluate.metric,
     )
+    # Logging to log.txt begins only now: the folder is this run's alone since it was locked.
     stack.enter_context(logged_to(report.console, dated=True, file=folder / directories.LOG if speaks else None))
     stack.callback(report.close)
     return report
@@ -143,6 +162,7 @@ def _begin(
     parts, fingerprint = prepare(run, folder, mesh, signals)
     given, run = run, parts.run
     report.steps = run.steps
+    # Shapes and shardings alone: no array is made until it is known whether a checkpoint is restored.
     draw, shapes, shardings = create(parts.model, run, mesh)
     if run.evaluate.metric != "loss":
         # A metric that is not measured is refused now, not at the first evaluation.
@@ -150,6 +170,7 @@ def _begin(
         value_to_minimise(run.evaluate.metric, dict.fromkeys(names, 0.0))
     log_start(parts, given, recipe, report, shapes)
 
+    # Restore, or start. A checkpoint of other settings, text or vocabulary is refused by its fingerprint.
     checkpoints = Checkpoints(folder, mesh, run.save, fingerprint, run.evaluate.metric)
     stack.callback(checkpoints.abandon)
     expected = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
@@ -161,17 +182,20 @@ def _begin(
         signals.check()
     start, unevaluated = int(state.step), kept.get("unevaluated", False)
     logger.info(f"resuming from step {start}" if restored else "starting at step 0")
-    # The progress beside the state: metrics.jsonl up to this step, and the best evaluation.
+    # The progress outside the state: metrics.jsonl is cut back to this step, since later steps will be done again.
     report.start(start, run.save.every, evaluated=not unevaluated)
     signals.check()
+    # From here on all processes work in step, so jax can make them agree on the step to stop at.
     if run.mesh.distributed:
         signals.share()
+    # evaluate.metric may change between two starts: ranks of another metric cannot be compared.
     best = Best(**kept.get("best", {}))
     if best.metric != run.evaluate.metric:
         best = Best(run.evaluate.metric)
     title = f"{folder.name}: {run.family}, {run.task.kind if run.task.kind != 'off' else 'pretraining'}"
     figure = LiveLossFigure(folder, parts.baseline.get("unigram_loss"), title)
     stack.callback(figure.close)
+    # A frozen backbone is run once over all examples; a run with nothing left to do needs no features.
     if start < run.steps or unevaluated:
         parts = with_stored_features(parts, state.params, folder, features, signals)
     return Session(parts, state, best, unevaluated, checkpoints, report, figure, signals)
@@ -180,9 +204,12 @@ def _begin(
 def _run_steps(session: Session) -> None:
     """Trains up to the last step, or until patience ends."""
     run, mesh, batches = session.parts.run, session.parts.mesh, session.parts.batches
+    # Seed and peak rate are arguments of the compiled step and no constants: the runs of a grid share one program.
     batch_size_at, settings = run.data.batch_size_at, step_settings(run)
     step = train_step(session.parts.model, session.parts.objective, run, mesh, batches.fields)
+    # The evaluation that a signal cut short, or the first measure of a model that is trained further.
     session.begin()
+    # Batches are a function of the step number, so a resumed run reads on from `start` and replays nothing.
     with iterate(
         batches, session.start, session.end, lambda number: meshes.local_rows(mesh, batch_size_at(number))
     ) as stream:

@@ -1,4 +1,4 @@
-"""Devices: the mesh, where each array lives on it, and which sequences of a batch a process reads."""
+"""The device mesh, the sharding of each array over it, and the sequences of a batch that a process reads."""
 
 import contextlib
 import math
@@ -38,23 +38,24 @@ _COMPILER_OPTIONS: dict[str, dict[str, str | bool | int]] = {
         "xla_gpu_enable_pipelined_all_reduce": True,
     },
 }
-"""What pays, by platform; docs/accelerators.md has the figures for each."""
+"""XLA options that pay, by platform; docs/accelerators.md has the figures for each."""
 
 
 @contextlib.contextmanager
 def use(mesh: Mesh, dtype: str) -> Iterator[None]:
-    """Computes on this mesh within the block, for a model that computes in `dtype`, as `numerics` sets it."""
+    """Within the block, computes on this mesh, with the numerics of a model that computes in `dtype` (`numerics`)."""
+    # set_mesh and not `with mesh`: only its abstract mesh reaches `constrain` and the choice of kernels.
     with jax.set_mesh(mesh), numerics(dtype):
         yield
 
 
 @contextlib.contextmanager
 def numerics(dtype: str) -> Iterator[None]:
-    """Sets what numbers depend on within the block, for a model that computes in `dtype`.
+    """Within the block, fixes the settings of jax that numbers depend on, for a model that computes in `dtype`.
 
     Products of float32 are of float32: by default TPUs and recent GPUs multiply such matrices with fewer bits. All else
     is jax's default, whatever JAX_ENABLE_X64, JAX_THREEFRY_PARTITIONABLE, JAX_DEFAULT_PRNG_IMPL and
-    JAX_NUMPY_DTYPE_PROMOTION say: one seed is one run, and a checkpoint's digests are those of its arrays.
+    JAX_NUMPY_DTYPE_PROMOTION say: one seed is one run, and a checkpoint's digests match its arrays.
 
     Raises ConfigError for JAX_RANDOM_SEED_OFFSET, which only its user can set back.
     """
@@ -71,18 +72,20 @@ def numerics(dtype: str) -> Iterator[None]:
 
 
 def compiler_options(config: MeshConfig, mesh: Mesh) -> dict[str, str | bool | int]:
-    """Returns the options of XLA that a step is compiled with: those that pay on the mesh's devices, and the user's."""
+    """Returns the XLA options of a step: the usual ones of the platform, overridden by the user's."""
     given = dict(option.split("=", 1) for option in config.compiler_options)
     usual = _COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})
     return {**usual, **{name: _value(text) for name, text in given.items()}}
 
 
 def check_compiler_options(config: MeshConfig, mesh: Mesh) -> None:
-    """Raises ConfigError if XLA does not know an option that the user gives, or does not take its value."""
+    """Raises ConfigError if XLA does not know an option of the user's, or refuses its value."""
     if not config.compiler_options:
         return
     try:
         options = compiler_options(config, mesh)
+        # The smallest program: XLA checks its options whatever it compiles, and a mistake shows before the data are
+        # read.
         jax.jit(lambda: 0, out_shardings=replicated(mesh), compiler_options=options).lower().compile()
     except Exception as error:  # XlaRuntimeError, ValueError
         why = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
@@ -91,14 +94,16 @@ def check_compiler_options(config: MeshConfig, mesh: Mesh) -> None:
 
 
 def _value(text: str) -> str | bool | int:
+    # XLA's options are typed: true and false are bools, digits integers, all else text.
     words = {"true": True, "false": False}
     return words[text] if text in words else int(text) if text.lstrip("-").isdigit() else text
 
 
 def build(config: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:
-    """Returns the mesh data × fsdp × tensor over all devices. Raises ConfigError if their number does not fit."""
+    """Returns the mesh data × fsdp × tensor over all devices. Raises ConfigError if the product is not their number."""
     devices = find_devices() if devices is None else devices
     model = config.fsdp * config.tensor
+    # data = 0 takes the devices that are left, as copies of the model.
     data = config.data or max(len(devices) // model, 1)
     if data * model != len(devices):
         raise ConfigError(
@@ -110,13 +115,14 @@ def build(config: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:
 
 
 def arrange(shape: Shape, devices: Sequence[Device]) -> np.ndarray:
-    """Returns the devices as an array data × fsdp × tensor, so that an axis's devices are neighbours on the network.
+    """Returns the devices as an array data × fsdp × tensor, in which the devices of an axis are network neighbours.
 
     Several slices of TPUs, joined by a slower network, share the batch: data and then fsdp are cut over them. Raises
-    ConfigError for a shape that the network does not allow, with the nearest that it does.
+    ConfigError for a shape that the network does not allow, with the nearest one that it does.
     """
     try:
         return _arrange(shape, devices)
+    # mesh_utils raises all three, by the kind of device and of misfit.
     except (AssertionError, NotImplementedError, ValueError):
         nearest = next((other for other in _others(shape) if _fits(other, devices)), None)
         mend = "give " + _options(nearest) if nearest else "leave --mesh.fsdp and --mesh.tensor out"
@@ -126,9 +132,10 @@ def arrange(shape: Shape, devices: Sequence[Device]) -> np.ndarray:
 def _arrange(shape: Shape, devices: Sequence[Device]) -> np.ndarray:
     slices = len({getattr(device, "slice_index", 0) for device in devices})
     if slices > 1:
-        # Copies of the model first: they exchange one sum of gradients a step. A tensor is never cut over slices.
+        # Copies of the model (data) first: they exchange one sum of gradients a step. tensor is never cut over slices.
         copies = math.gcd(shape[0], slices)
         outer = (copies, slices // copies, 1)
+        # Sizes within one slice. A shape that the slices do not make up is refused by jax, and reported by `arrange`.
         inner = tuple(size // times for size, times in zip(shape, outer, strict=True))
         return mesh_utils.create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)
     try:
@@ -147,7 +154,7 @@ def _fits(shape: Shape, devices: Sequence[Device]) -> bool:
 
 
 def _others(shape: Shape) -> list[Shape]:
-    """Returns all shapes of as many devices, the nearest first: those that differ least in their axes' sizes."""
+    """Returns all shapes of as many devices, nearest first: least Σ |log(a/b)| over the sizes of the axes."""
     count = math.prod(shape)
     sizes = [size for size in range(1, count + 1) if count % size == 0]
     shapes = [(count // (f * t), f, t) for f in sizes for t in sizes if count % (f * t) == 0]
@@ -159,7 +166,7 @@ def _options(shape: Shape) -> str:
 
 
 def find_devices() -> list[Device]:
-    """Returns all devices. Raises ConfigError, whatever jax raises if it cannot start the platform asked for."""
+    """Returns all devices. Raises ConfigError if jax cannot start the platform, whatever its own exception is."""
     try:
         with plugin_errors_in_one_line():
             return jax.devices()
@@ -193,14 +200,16 @@ def state_shardings(mesh: Mesh, state: T, parameters: Params) -> T:
     An optimizer's moment lives where its parameter lives, so that an update needs no message; a carry by its own dims;
     all else (counts) is whole on every device.
     """
+    # path → (shape, sharding) of each parameter; a moment is found below by both.
     shardings = jax.tree.leaves(parameter_shardings(mesh, parameters))
     known = {path: (x.shape, s) for (path, x), s in zip(by_path(parameters).items(), shardings, strict=True)}
 
     def find(keys: tuple[object, ...], leaf: jax.Array) -> NamedSharding:
         if (path := path_of(keys)).startswith("carry/"):
             return sharding(mesh, dims_of(path), leaf.shape)
-        # The path of a moment ends with that of its parameter: opt/1/mu/backbone/… The shape tells it from other
-        # arrays that an optimizer may keep for a parameter, as a factored moment.
+        # The path of a moment ends with its parameter's path: opt/1/mu/backbone/… The shape tells it from other arrays
+        # that an optimizer may keep for a parameter, such as a factored moment.
+        # Longest suffix first. A parameter itself is found too: params/backbone/…
         for start in range(len(keys)):
             shape, placed = known.get(path_of(keys[start:]), (None, None))
             if placed is not None and shape == leaf.shape:
@@ -211,18 +220,18 @@ def state_shardings(mesh: Mesh, state: T, parameters: Params) -> T:
 
 
 def _batch_devices(mesh: Mesh) -> int:
-    """Returns among how many devices a batch is divided; those along `tensor` compute the same sequences."""
+    """Returns how many devices share a batch; devices along `tensor` compute the same sequences."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def round_up_to_devices(mesh: Mesh, sequences: int) -> int:
-    """Returns the least batch of at least so many sequences that has as many for each device."""
+    """Returns the smallest batch ≥ `sequences` that divides evenly among the devices."""
     devices = _batch_devices(mesh)
     return -(-sequences // devices) * devices
 
 
 def check_batch(mesh: Mesh, batch: int, parts: int, name: str) -> None:
-    """Raises ConfigError unless each of the `parts` microbatches has as many sequences for every device."""
+    """Raises ConfigError unless each of the `parts` microbatches divides evenly among the devices. name: the option."""
     devices = _batch_devices(mesh)
     if batch % (parts * devices):
         product = f"optim.accumulate × mesh.data × mesh.fsdp = {parts} × {mesh.shape['data']} × {mesh.shape['fsdp']}"
@@ -230,7 +239,7 @@ def check_batch(mesh: Mesh, batch: int, parts: int, name: str) -> None:
 
 
 def local_rows(mesh: Mesh, batch: int) -> np.ndarray:
-    """Returns the numbers of the sequences of a batch that this process's devices hold, ascending."""
+    """Returns which rows of a batch of this size this process's devices hold, ascending: i64 (rows,)."""
     # Devices along `tensor` hold the same sequences: each is read once.
     held = sharding(mesh, "B", (batch,)).addressable_devices_indices_map((batch,))
     return np.unique(np.concatenate([np.arange(batch)[index] for index in held.values() if index is not None]))
@@ -239,18 +248,26 @@ def local_rows(mesh: Mesh, batch: int) -> np.ndarray:
 def shard_batch(
     mesh: Mesh, batch: dict[str, np.ndarray], fields: dict[str, str], sequences: int
 ) -> dict[str, jax.Array]:
-    """Returns global arrays, sharded over the mesh, from this process's rows of a batch of so many sequences.
+    """Returns global arrays, sharded over the mesh, from this process's rows of a batch.
 
-    {"tokens": (8, 128)} here may be half of (16, 128) in all. A field whose dims do not begin with B is of the whole
-    batch, and the same in every process.
+    {"tokens": (8, 128)} here may be half of (16, 128) in all. A field whose dims do not begin with B belongs to the
+    whole batch, and is the same in every process.
+
+    Args:
+        mesh: the devices.
+        batch: this process's rows of each field (`local_rows`), on the host.
+        fields: name → dtype and dims, {"tokens": "i32 BL"}.
+        sequences: rows of the whole batch, over all processes.
     """
     arrays = {}
     for name, local in batch.items():
         dims = fields[name].partition(" ")[2]
         if dims[0] == "B":
+            # No process holds the whole batch: each gives the rows of its own devices.
             shape = (sequences, *local.shape[1:])
             arrays[name] = jax.make_array_from_process_local_data(sharding(mesh, dims, shape), local, shape)
         else:
+            # The same on every process, so each device cuts its own part (R over data and fsdp) out of the whole.
             arrays[name] = jax.make_array_from_callback(
                 local.shape, sharding(mesh, dims, local.shape), lambda index, x=local: x[index]
             )
@@ -268,8 +285,8 @@ def describe(mesh: Mesh) -> str:
 
 
 def describe_attention(model: ModelConfig, packed: bool = False) -> str:
-    """Returns what computes a model's attention on the current mesh, and why: "reference: no kernel for cpu"; "" for an
-    ELMo. Raises ConfigError if the devices cannot do what the configuration asks for."""
+    """Returns the attention kernel of a model on the current mesh, and why: "reference: no kernel for cpu"; "" without
+    attention. Raises ConfigError if the devices cannot do what the configuration asks for."""
     if not isinstance(model, TransformerConfig):
         return ""
     try:
@@ -279,12 +296,14 @@ def describe_attention(model: ModelConfig, packed: bool = False) -> str:
 
 
 def describe_remat(model: ModelConfig, sizes: dict[str, int]) -> str:
-    """Returns what the backward pass recomputes on the current mesh, for a microbatch of these sizes; "": an ELMo."""
+    """Returns what the backward pass recomputes on this mesh, for a microbatch of these sizes; "" without attention."""
     if not isinstance(model, TransformerConfig):
         return ""
     if model.remat != "auto":
         return model.remat
+    # Layers that are wholly unrolled recompute nothing: XLA on a CPU would undo it.
     if layers_per_iteration(model.unroll, model.layers, model.remat) == model.layers > 1:
         return "none"
+    # Alternatives of an example are sequences of their own to the backbone: B·A of them.
     shape = (sizes["B"] * sizes.get("A", 1), sizes["L"], model.hidden)
     return choose_remat(jax.ShapeDtypeStruct(shape, model.dtype), model.layers)

@@ -1,4 +1,4 @@
-"""What a run optimises: each objective pairs the outputs of a model's heads with the fields of a batch.
+"""Objectives, the losses that runs optimise: each pairs the outputs of a model's heads with the fields of a batch.
 
     loss = Σ coefficient · total / weight      over the terms
 
@@ -26,8 +26,9 @@ Batch: TypeAlias = dict[str, jax.Array]
 class Objective(Protocol):
     """The contract of an objective.
 
-    heads   names of the heads that it trains
-    terms   terms of its loss → their coefficients
+    Attributes:
+        heads: names of the heads that it trains
+        terms: terms of its loss → their coefficients
     """
 
     @property
@@ -40,11 +41,11 @@ class Objective(Protocol):
         ...
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
-        """Returns each term, and all other metrics, over a part of the batch."""
+        """Returns each term, and all other metrics, as sums over a part of the batch."""
         ...
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
-        """Returns the predictions for each sequence, with B as their first dim; {} for a pretraining."""
+        """Returns the predictions of a task, with B as their first dim; {} in pretraining."""
         ...
 
 
@@ -61,8 +62,10 @@ class MlmNsp:
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
         slots_BP, valid_B = batch["slot_weights"], batch["valid"]
+        # Slots are padded to P a sequence with weight 0; a sequence that only fills up a batch is not valid.
         mlm_BP, mlm_hit_BP = cross_entropy(outputs.heads["mlm"], batch["labels"])
         nsp_B, nsp_hit_B = cross_entropy(outputs.heads["nsp"], batch["is_random"])
+        # is_random 0 is the true next sentence, 1 a random one, as in the original. Its total loss adds the two means.
         return {
             "mlm_loss": Sum((mlm_BP * slots_BP).sum(), slots_BP.sum()),
             "nsp_loss": Sum((nsp_B * valid_B).sum(), valid_B.sum()),
@@ -85,6 +88,7 @@ class NextTokenObjective:
         return {"lm_loss": jnp.maximum(batch["next_weights"].sum(), 1e-9)}
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
+        # The LM head returns losses and not logits: it scores the vocabulary chunk by chunk, so BLV is never in memory.
         scored = outputs.heads["lm"]
         # The alternatives of an example are sequences of their own to the head: BAL → (B·A)L.
         weights_BL = batch["next_weights"].reshape(scored.loss_BL.shape)
@@ -99,22 +103,24 @@ class NextTokenObjective:
 
 @dataclass(frozen=True)
 class BiLmObjective:
-    """The next word in both directions (ELMo; Peters et al. 2018, section 3.1): half the sum of their means.
+    """The next word in both directions (ELMo; Peters et al. 2018, section 3.1): half the sum of the two means.
 
-    The perplexity of both directions is `sampled` if a batch brings the words to compare with (training), else `full`
-    (evaluation). A sampled one is far lower, and says little about the full one.
+    The perplexity over both directions is `sampled` where the batch brings negatives (training), else `full`
+    (evaluation). The sampled one is far lower, and says little about the full one.
     """
 
     heads: tuple[str, ...] = ("bilm",)
     terms: dict[str, float] = field(default_factory=lambda: {"forward_loss": 0.5, "backward_loss": 0.5})
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
+        # Two terms of coefficient 0.5, each with its own mean, as bilm-tf's 0.5 · (forward + backward).
         both = (("forward_loss", "next_weights"), ("backward_loss", "next_weights_backward"))
         return {term: jnp.maximum(batch[name].sum(), 1e-9) for term, name in both}
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
         forward, backward = (outputs.heads["bilm"][name].total for name in elmo.DIRECTIONS)
         ahead, behind = batch["next_weights"].sum(), batch["next_weights_backward"].sum()
+        # Named apart so that nobody compares a training perplexity with one over the whole vocabulary.
         which = "sampled" if "negatives" in batch else "full"
         return {
             "forward_loss": Sum(forward, ahead),
@@ -137,8 +143,10 @@ class Classify:
         return {"classify_loss": jnp.maximum(batch["weights"].sum(), 1e-9)}
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
+        # Class weights count in the loss alone: an accuracy counts every example once.
         weights_B, valid_B = batch["weights"], batch["valid"]
         loss_B, hit_B = cross_entropy(outputs.heads["classify"], batch["labels"])
+        # Totals and weights, no means: evaluation adds them up over batches of different sizes.
         return {
             "classify_loss": Sum((loss_B * weights_B).sum(), weights_B.sum()),
             "accuracy": Sum((hit_B * valid_B).sum(), valid_B.sum()),
@@ -160,6 +168,7 @@ class Regress:
         return {"regress_loss": jnp.maximum(batch["valid"].sum(), 1e-9)}
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
+        # The head has one output: [B, 1] → [B].
         error_B = jnp.square(outputs.heads["regress"][:, 0] - batch["targets"])
         return {"regress_loss": Sum((error_B * batch["valid"]).sum(), batch["valid"].sum())}
 
@@ -172,7 +181,7 @@ class Regress:
 class Tag:
     """A tag for each word: cross entropy, weighted by the tag; with a CRF, the likelihood of the whole sequence.
 
-    A word's tag is predicted at its first token (BERT, section 5.3), by a GPT, which sees no later ones, at its last.
+    A word's tag is predicted at its first token (BERT, section 5.3), but by a GPT at its last: it sees no later tokens.
     """
 
     heads: tuple[str, ...] = ("tag",)
@@ -183,8 +192,10 @@ class Tag:
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
         weights_BL = batch["tag_weights"]
+        # Tags are -1 at all other tokens of a word, at special tokens, and at padding.
         words_BL = (batch["tags"] >= 0) * batch["valid"][:, None]
         answer = outputs.heads["tag"]
+        # A CRF answers with -log p of the whole chain of tags in each sequence, else with logits for each token.
         if isinstance(answer, CrfOutput):
             # A sequence whose chain is NaN has no best tags: none of its words is a hit.
             total, finite_B1 = (answer.loss_B * batch["valid"]).sum(), jnp.isfinite(answer.loss_B)[:, None]
@@ -202,8 +213,10 @@ class Tag:
         tag that is one of a tie (with a CRF: for NaN)."""
         answer = outputs.heads["tag"]
         if isinstance(answer, CrfOutput):
+            # The best chain may hold a tag that is not its word's most probable one; its own marginal is the score.
             scores_BL = jnp.take_along_axis(answer.marginals_BLC, answer.best_BL[:, :, None], 2)[:, :, 0]
             return {"tags": answer.best_BL, "scores": scores_BL, "may_hit": jnp.isfinite(scores_BL)}
+        # The argmax of a tie, or of NaN, is its first tag, which `cross_entropy` would not count as a hit.
         scores_BLC = jax.nn.softmax(answer)
         tags_BL, may_hit_BL = scores_BLC.argmax(-1).astype(jnp.int32), has_best(scores_BLC)
         return {"tags": tags_BL, "scores": scores_BLC.max(-1), "may_hit": may_hit_BL}
@@ -220,6 +233,7 @@ class ChoiceObjective:
         return {"choice_loss": jnp.maximum(batch["weights"].sum(), 1e-9)}
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
+        # Missing alternatives have a logit of -inf, so they add nothing to the softmax and can never be the best.
         weights_B, valid_B = batch["weights"], batch["valid"]
         loss_B, hit_B = cross_entropy(outputs.heads["choice"], batch["labels"])
         return {
@@ -228,14 +242,15 @@ class ChoiceObjective:
         }
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
-        """scores f32 BA: the probability of each alternative, 0 of what is none."""
+        """scores f32 BA: the probability of each alternative, 0 for missing ones."""
+        # Over the alternatives, which the head has joined again to one row an example.
         return {"scores": jax.nn.softmax(outputs.heads["choice"])}
 
 
 @dataclass(frozen=True)
 class SpanObjective:
     """The first and the last token of an answer: half the sum of both cross entropies over the tokens of the sequence
-    (BERT, section 4.2; run_squad.py). Differs: the original counts padding among them, so its loss depends on it."""
+    (BERT, section 4.2; run_squad.py). Differs: the original's softmax includes padding, so its loss depends on it."""
 
     heads: tuple[str, ...] = ("span",)
     terms: dict[str, float] = field(default_factory=lambda: {"span_loss": 1.0})
@@ -246,6 +261,7 @@ class SpanObjective:
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
         logits_BLC = without_padding(outputs.heads["span"], outputs.encoding.mask_BL)
+        # C = 0 scores the start, C = 1 the end; no accuracy here: exact match and F1 come from gathered answers.
         start_B, _ = cross_entropy(logits_BLC[:, :, 0], batch["starts"])
         end_B, _ = cross_entropy(logits_BLC[:, :, 1], batch["ends"])
         return {"span_loss": Sum(((start_B + end_B) / 2 * batch["weights"]).sum(), batch["weights"].sum())}
@@ -257,7 +273,7 @@ class SpanObjective:
 
 @dataclass(frozen=True)
 class WithLmLoss:
-    """L3 = L2 + weight · L1 (Radford et al. 2018, equation 5): a task's loss, and that of its examples' own words.
+    """L3 = L2 + weight · L1 (Radford et al. 2018, equation 5): a task's loss plus the LM loss on its examples' words.
 
     L1 is the mean over each sequence, then over sequences, as in the original's code.
     """
@@ -265,6 +281,7 @@ class WithLmLoss:
     task: Objective
     weight: float
 
+    # Both objectives read one forward pass: the LM head is one more head on the same backbone.
     @property
     def heads(self) -> tuple[str, ...]:
         return (*self.task.heads, "lm")
@@ -274,6 +291,8 @@ class WithLmLoss:
         return {**self.task.terms, "lm_loss": self.weight}
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
+        # The layout of a task's batch gives next_weights 1 / (tokens to predict): a sum over them is a mean over each
+        # sequence.
         return {**self.task.weights(batch), **NextTokenObjective().weights(batch)}
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
@@ -285,7 +304,7 @@ class WithLmLoss:
 
 @dataclass(frozen=True)
 class WithMixPenalty:
-    """loss + weight · Σ mixing weight², which keeps the mix of layers near an even one (Peters et al. 2018, 3.3)."""
+    """loss + weight · Σ mixing weight²: an L2 penalty, which keeps a layer mix near even (Peters et al. 2018, 3.3)."""
 
     task: Objective
     weight: float
@@ -302,6 +321,7 @@ class WithMixPenalty:
         return {**self.task.weights(batch), "mix_penalty": jnp.maximum(batch["valid"].sum(), 1e-9)}
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
+        # Model.apply sums the squares of the raw weights (before the softmax, without gamma), as bilm-tf's l2_coef.
         assert outputs.mix_squares is not None
         # The penalty counts once a batch: each microbatch adds it in proportion to its examples.
         examples = batch["valid"].sum()
@@ -311,6 +331,7 @@ class WithMixPenalty:
         return self.task.predictions(outputs)
 
 
+# By `run.objective`: the family's own in pretraining, else the kind of the task.
 OBJECTIVES: dict[str, Objective] = {
     "mlm_nsp": MlmNsp(),
     "lm": NextTokenObjective(),
@@ -325,7 +346,7 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def objective_of(run: Run) -> Objective:
-    """Returns the objective of a run, with the terms that its options add."""
+    """Returns the objective of a run, wrapped for the terms that task.lm_weight and head.mix_l2 add to its loss."""
     objective = SpanObjective(n_best=run.task.n_best) if run.objective == "span" else OBJECTIVES[run.objective]
     objective = WithLmLoss(objective, run.task.lm_weight) if run.task.lm_weight else objective
     return WithMixPenalty(objective, run.head.mix_l2) if run.head.mix_l2 else objective
@@ -337,12 +358,14 @@ def batch_fields(run: Run) -> dict[str, str]:
 
 
 def batch_sizes(run: Run, batch: int, choices: int = 2) -> dict[str, int]:
-    """Returns the sizes by letter of a batch of so many examples: {"B": 32, "L": 128, "P": 20}."""
+    """Returns the sizes of a batch by letter, for a batch of `batch` examples: {"B": 32, "L": 128, "P": 20}."""
     fields = batch_fields(run)
+    # A letter is there only if a field has it: what a family does not read has no size.
     slots, words = {"P": run.data.slots} if "slots" in fields else {}, {}
+    # Alternatives of a choice, or the two orders or texts of a pair, have an axis of their own (BAL).
     alternatives = {"A": choices} if "A" in fields.get("tokens", fields.get("index", "")) else {}
     if "types" in fields:
-        # At most all words of a batch, in both directions, are distinct.
+        # At most all words of a batch, in both directions, are distinct. The CNN runs once for each of these R words.
         types = run.data.word_types or 2 * batch * run.data.length + elmo.FIRST_WORD
         words = {"R": types, "W": WORD_CHARS, "_": 2, **({"S": run.data.negatives} if run.data.negatives else {})}
     return {"B": batch, "L": run.data.length, **slots, **alternatives, **words}
@@ -350,4 +373,5 @@ def batch_sizes(run: Run, batch: int, choices: int = 2) -> dict[str, int]:
 
 def loss(objective: Objective, sums: dict[str, Sum], weights: dict[str, jax.Array]) -> jax.Array:
     """Σ coefficient · total / weight over the terms."""
+    # All totals of a microbatch over the weight of the whole batch: the losses of the parts add up to the batch's.
     return jnp.stack([c * sums[name].total / weights[name] for name, c in objective.terms.items()]).sum()

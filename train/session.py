@@ -24,7 +24,7 @@ from contexture.train.step import Metrics, State, evaluation_step
 
 
 class Evaluated(TypedDict, total=False):
-    """What a checkpoint keeps of the evaluation after its step; `unevaluated` if that was put off by a signal."""
+    """The evaluation of a step as its checkpoint keeps it; `unevaluated` if a signal put it off to the next start."""
 
     held_out_loss: float
     rank: float
@@ -36,9 +36,10 @@ class Evaluated(TypedDict, total=False):
 class Session:
     """Logs, measures, evaluates, saves and leaves, between the steps of one training.
 
-    start        the step that it begins with
-    unevaluated  the run was stopped in the evaluation that belongs to this step
-    done         the steps that are complete
+    Attributes:
+        start: the step that it begins with
+        unevaluated: whether the run was stopped before or in the evaluation of that step
+        done: the steps that are complete
     """
 
     parts: TrainingSetup
@@ -50,12 +51,13 @@ class Session:
     figure: LiveLossFigure
     signals: Signals
     pending: list[tuple[int, Metrics]] = field(default_factory=list)
-    """Metrics of steps, still on the device."""
+    """(step, metrics) not fetched yet: the metrics are still on the device."""
 
     def __post_init__(self) -> None:
         run, mesh, batches = self.parts.run, self.parts.mesh, self.parts.batches
         self.start = self.done = int(self.state.step)
         self.evaluation = evaluation_step(self.parts.model, self.parts.objective, mesh)
+        # Batches of a task differ in length by bucket; text has one length, data.length.
         length_at = batches.length_at if isinstance(batches, TaskBatches) else None
         self.meter = ThroughputMeter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, self.start, length_at)
 
@@ -71,9 +73,12 @@ class Session:
         if self.parts.held_out is None:
             return
         if self.unevaluated:
+            # Stopped again: the checkpoint still says `unevaluated`, so there is nothing to save.
             if (result := self._evaluate()) is None:
                 self._leave(self.signals.state)
+            # Into a file of its own: the checkpoint is never written a second time, so a kill cannot lose it.
             self.checkpoints.add_evaluation(self.start, {"best": dataclasses.asdict(self.best), **result})
+        # How good the other run's parameters are on this text before any update; step 0 has no checkpoint of its own.
         if not self.start and run.task.kind == "off" and run.init.run and not run.init.random:
             if self._measure() is None:
                 self._leave(self.signals.state)
@@ -81,13 +86,17 @@ class Session:
     def after_step(self, metrics: Metrics) -> bool:
         """Does what is due after a step, and returns whether training is over.
 
-        Raises: Diverged; Interrupted for a signal, with everything saved.
+        Raises:
+            Diverged: when too many steps in a row had no finite numbers.
+            Interrupted: for a signal, with everything saved.
         """
         run = self.parts.run
         self.done += 1
         self.pending.append((self.done, metrics))
+        # `stop` is the same in all processes of a job, so all of them take the same branches below.
         stop, last = self.signals.stop(), self.done == run.steps
         evaluates = self.parts.held_out is not None and (last or self.done % run.evaluate.every == 0)
+        # With patience every evaluation is followed by a save: the best step must have a checkpoint to go back to.
         saves = last or bool(stop) or self.done % run.save.every == 0 or (evaluates and run.evaluate.patience > 0)
         # One step late, so that the device does not wait for the host, unless it is to be waited for anyway.
         if saves or evaluates:
@@ -97,14 +106,17 @@ class Session:
         # A signal before or in an evaluation leaves it to the next start.
         evaluated: Evaluated = {}
         if evaluates:
+            # A second look at the signal: it may have come during the evaluation, which is then void.
             if not stop and (result := self._evaluate()) is not None:
                 evaluated = result
             else:
                 evaluated["unevaluated"], stop = True, self.signals.stop()
+            # Patience may end with this evaluation: the step is then the last one, and read back whole.
             last = last or self._patience_ended()
         if saves or stop:
             self._save(evaluated, last)
         if stop:
+            # The write goes on in the background; only when it is on disk may the message below promise the step.
             self.checkpoints.wait()
             self.report.release(self.done)
             self._leave(f"saved step {self.done} in {run.dir}; the same command resumes from there")
@@ -116,6 +128,7 @@ class Session:
         self.checkpoints.wait()
         self.report.release(self.parts.run.steps)
         self.checkpoints.close()
+        # Shows that each process reads its own share of the data and no more.
         if jax.process_count() > 1:
             examples_before = self.parts.run.data.examples_before
             count = examples_before(self.parts.run.steps) - examples_before(self.start)
@@ -126,6 +139,7 @@ class Session:
         """Fetches the metrics of steps and records them. Raises Diverged."""
         records = self.meter.records([step for step, _ in ready], jax.device_get([metrics for _, metrics in ready]))
         del self.pending[: len(ready)]
+        # It decides on divergence only; metrics.jsonl keeps `skipped`, the sum.
         in_row = [record.pop("skipped_in_row") for record in records]
         self.report.record(records, self.checkpoints.finished)
         for record, skipped in zip(records, in_row, strict=True):
@@ -146,6 +160,8 @@ class Session:
         parts = self.parts
         assert parts.held_out is not None
         try:
+            # Once for all batches: adapters are merged and, on one CPU, each layer gets arrays of its own, which its
+            # program would otherwise copy out of the stack for every batch.
             with self.report.evaluating(), self.meter.pausing("evaluation"):
                 params = unstack_layers(merged(self.state.params, parts.run.optim), parts.run.model)
                 metrics, _ = evaluate(
@@ -166,6 +182,7 @@ class Session:
         """Measures, updates the best so far, and returns what the checkpoint keeps of it; None as `_measure`."""
         if (metrics := self._measure()) is None:
             return None
+        # The lower the rank the better: accuracies and the like count negative.
         metric = self.parts.run.evaluate.metric
         rank = value_to_minimise(metric, metrics)
         self.best.update(self.done, rank)
@@ -173,6 +190,7 @@ class Session:
 
     def _save(self, evaluated: Evaluated, last: bool) -> None:
         run = self.parts.run
+        # held_out_loss has an argument of its own in `save`; all other fields go into the meta as they are.
         kept = {name: value for name, value in evaluated.items() if name != "held_out_loss"}
         best, lines = dataclasses.asdict(self.best), run.data.examples_before(self.done)
         # The checkpoint before is on disk now: its records may be written, and none is held for two intervals.
@@ -190,4 +208,5 @@ class Session:
         raise stopped
 
     def _patience_ended(self) -> bool:
+        # patience = 0 is off.
         return 0 < self.parts.run.evaluate.patience <= self.best.evals_without_improvement

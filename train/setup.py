@@ -1,4 +1,4 @@
-"""What a run trains with: its data, tokenizer and model, opened or made in the run's folder."""
+"""Opens or makes what a run trains with, in its folder: data, tokenizer, model and objective."""
 
 import dataclasses
 import os
@@ -34,7 +34,7 @@ from contexture.train.settings.schedule import resolve_schedule
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """All that a run trains with, once its folder, devices and data are known."""
+    """What a run trains with, once its folder, devices and data are known."""
 
     run: Run
     mesh: Mesh
@@ -45,7 +45,7 @@ class TrainingSetup:
     batches: Batches
     held_out: HeldOut | None
     baseline: dict[str, float]
-    """The held-out metrics of a guess."""
+    """Held-out metrics of a guess that needs no model, by name (`unigram_loss`, `majority_accuracy`, …)."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -54,7 +54,8 @@ class TrainingSetup:
 
 
 def check_frozen(run: Run) -> None:
-    """Looks at what is frozen before any work. Raises: ConfigError as `lr_multipliers`."""
+    """Checks optim.frozen against the model before any work. Raises ConfigError, as `lr_multipliers`."""
+    # Every model has a backbone, so freezing it, or nothing, is always possible.
     if run.optim.frozen in ((), ("backbone",)) and not run.optim.frozen_layers:
         return
     # Labels, and whether examples are pairs, are known from the data alone; they decide sizes of heads, and for what
@@ -63,24 +64,29 @@ def check_frozen(run: Run) -> None:
     for pair in (False, True)[: 1 + paired]:
         given = dataclasses.replace(run, head=dataclasses.replace(run.head, pair=pair))
         model, batch = model_of(given, ("0", "1")), example(batch_fields(given), batch_sizes(given, 1))
+        # Paths and shapes are enough to match the patterns of optim.frozen; no array is made.
         params = jax.eval_shape(lambda model=model, batch=batch: model.init(jax.random.key(0), batch)["params"])
         try:
             lr_multipliers(run.optim, split(params, run.optim)[1])
             return
+        # Refused only if the patterns fit neither form of the head.
         except ConfigError:
             if pair == paired:
                 raise
 
 
 def prepare(run: Run, folder: Path, mesh: Mesh, signals: Signals) -> tuple[TrainingSetup, str]:
-    """Returns (folder, tokenizer, data and model; the run's fingerprint).
+    """Returns (what the run trains with; its fingerprint). Process 0 makes what is missing, and the others wait for it.
 
-    Process 0 makes what does not exist yet. The others wait for it, and fail with it.
+    The fingerprint covers settings, tokenizer and data: a checkpoint of another one is refused.
     """
     if jax.process_index() == 0:
+        # run.json is written twice: first with the settings alone, to claim the folder; below with the facts of the
+        # data.
         old = directories.open_or_create(run, folder)
         tokenizer, store = data.open_data(run, folder, signals)
         store.verify(signals)
+        # epochs become steps by the number of examples, which is known only now.
         examples = open_batches(store, tokenizer, run.data, run.task, run.family, run.seed, signals).examples_per_epoch
         directories.check_not_shortened(run, folder, old, examples)
         total_steps = resolve_schedule(run, examples).steps
@@ -91,7 +97,9 @@ def prepare(run: Run, folder: Path, mesh: Mesh, signals: Signals) -> tuple[Train
         tokenizer, store = data.open_data(run, folder, signals)
         if not Path(os.path.realpath(store.folder)).is_relative_to(os.path.realpath(folder)):
             store.verify(signals)  # data outside the run's folder may be a copy of this machine's own
+    # Digests are compared, not paths: each machine may have its copy of the data.
     agree_on_content(folder, run, tokenizer, store)
+    # Lanes: how many streams an ELMo's held-out text is dealt to. A figure must not depend on the number of devices.
     lanes = run.evaluate.batch or run.data.batch
     fingerprint = run_file.fingerprint(run, tokenizer.fingerprint, store.fingerprint)
     batches = open_batches(store, tokenizer, run.data, run.task, run.family, run.seed, signals)
@@ -100,11 +108,13 @@ def prepare(run: Run, folder: Path, mesh: Mesh, signals: Signals) -> tuple[Train
     if held_out is None and (run.evaluate.patience or run.evaluate.metric != "loss"):
         name = "patience" if run.evaluate.patience else "metric"
         raise ConfigError(f"evaluate.{name} wants held-out examples; give --task.dev or --data.dev, or a fraction")
+    # What guessing by frequencies reaches: the figure that a model must beat.
     guess = baseline(held_out, store, signals) if held_out else {}
     # The run as it is trained: epochs become steps, and what was left to the data is filled in.
     run = resolve_schedule(run, batches.examples_per_epoch)
     run = run_file.with_data_facts(run, words=tokenizer.size, pair=isinstance(store, ExampleStore) and store.pair)
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, length=batches.length))
+    # Only now: the heads' sizes follow from the labels, and the softmax of an ELMo from the vocabulary.
     model = model_of(run, store.labels)
     parts = TrainingSetup(run, mesh, model, objective_of(run), tokenizer, store, batches, held_out, guess)
     return parts, fingerprint

@@ -26,7 +26,7 @@ from contexture.train.settings.run import Run
 
 T = TypeVar("T")
 Carry: TypeAlias = Params
-"""What each sequence of a batch hands on to the same sequence of the next one (ELMo's LSTM states); {} without it."""
+"""State that a sequence of a batch hands on to the same row of the next one (ELMo's LSTM states); {} for the others."""
 Metrics: TypeAlias = dict[str, jax.Array]
 Predictions: TypeAlias = dict[str, jax.Array]
 GradFn: TypeAlias = Callable[[Params, Batch, jax.Array, Carry], tuple[Params, tuple[dict[str, Sum], Carry]]]
@@ -38,10 +38,11 @@ EvaluationStep: TypeAlias = Callable[[Params, Batch, Carry | None], tuple[dict[s
 class State:
     """All that a training step changes.
 
-    step            steps so far, the skipped ones included
-    opt             the optimizer's moments; none for a backbone that is frozen
-    skipped         steps so far whose loss or gradient was not finite
-    skipped_in_row  the skipped steps since the last one that was not
+    Args:
+        step: i32, steps so far, the skipped ones included
+        opt: the optimizer's moments; none for a backbone that is frozen
+        skipped: i32, steps so far whose loss or gradient was not finite
+        skipped_in_row: i32, how many of the latest steps were skipped in a row
     """
 
     step: jax.Array
@@ -54,14 +55,14 @@ class State:
 
 @shared
 def create(model: Model, run: Run, mesh: Mesh) -> tuple[Callable[[int], State], State, State]:
-    """Returns (draw, shapes, shardings) of a fresh state: `draw(seed)` returns it sharded over the mesh from the
-    start."""
+    """Returns (draw, shapes, shardings) of a fresh state: `draw(seed)` creates it sharded over the mesh."""
     tx = optimizer(run.optim)
 
     def state(key: jax.Array) -> State:
         variables = _variables(model, run, key)
         zero, params = jnp.zeros((), jnp.int32), variables["params"]
-        # Its carry is that of one sequence: the shapes of all but the first dim.
+        # The model was initialised on one sequence, so the batch size replaces the first dim of each carry. Without
+        # adapters or a frozen backbone `split` leaves all parameters in its second part.
         carry = jax.tree.map(lambda x: jnp.zeros((run.data.batch, *x.shape[1:]), x.dtype), variables.get("carry", {}))
         return State(zero, params, tx.init(split(params, run.optim)[1]), zero, zero, carry)
 
@@ -91,13 +92,17 @@ def _variables(model: Model, run: Run, key: jax.Array) -> dict[str, Params]:
 
 @dataclasses.dataclass(frozen=True)
 class TrainStep:
-    """The step (state, batch, settings) → (state, metrics): the state given is donated; a loss or a gradient that is
-    not finite changes nothing; metrics are scalars, the same on every device. settings: `step_settings` of the run."""
+    """The step (state, batch, settings) → (state, metrics), where settings are `step_settings` of the run.
+
+    The state given is donated. A loss or a gradient that is not finite changes no parameter and no moment. Metrics are
+    scalars, the same on every device.
+    """
 
     jitted: Any
     _compiled: set[Shapes] = dataclasses.field(default_factory=set)
 
     def __call__(self, state: State, batch: Batch, settings: StepSettings) -> tuple[State, Metrics]:
+        # jax.jit compiles for each shape; the set only says whether to announce a compilation.
         self._compiled.add(shapes_of(batch))
         return self.jitted(state, batch, settings)
 
@@ -110,7 +115,7 @@ class TrainStep:
 def train_step(
     model: Model, objective: Objective, run: Run, mesh: Mesh, fields: dict[str, str] | None = None
 ) -> TrainStep:
-    """Returns the jitted step of a run. fields: of its batches, {"tokens": "i32 BL"}; None: those of its objective."""
+    """Returns the jitted step of a run. fields: of its batches, {"tokens": "i32 BL"}; None: `batch_fields(run)`."""
     tx, shardings = optimizer(run.optim), create(model, run, mesh)[2]
     dims = {**{name: kind.partition(" ")[2] for name, kind in (fields or batch_fields(run)).items()}, **WORDS}
     on_one_cpu = [device.platform for device in mesh.devices.flat] == ["cpu"]
@@ -173,6 +178,7 @@ def _forward(
     model: Model, params: Params, batch: Batch, carry: Carry, key: DropoutKey | None, frozen: bool = False
 ) -> tuple[Outputs, Carry]:
     """Returns (the model's outputs, the next carry)."""
+    # The carry is a mutable collection, so that the trainer need not know which family has one; key None is no dropout.
     outputs, mutated = model.apply({"params": params, "carry": carry}, batch, key, frozen=frozen, mutable=["carry"])
     return cast(Outputs, outputs), cast(dict[str, Carry], mutated).get("carry", {})
 
@@ -187,8 +193,16 @@ def _accumulate(
 ) -> tuple[Params, dict[str, Sum], Carry]:
     """Σ over `parts` microbatches of (gradient, sums), and the carry of the whole batch.
 
-    Each microbatch runs after the one before, so that only its activations are in memory. dims: of the batch's fields.
+    The microbatches run one after the other, so that only one of them has its activations in memory.
+
+    Args:
+        grad_fn: gradient and sums of one microbatch.
+        state: gives the parameters and the carry.
+        batch: the whole batch.
+        dims: letters of the batch's fields, {"tokens": "BL"}.
+        parts: number of microbatches.
     """
+    # Fields with a row for each sequence are divided; the carry is divided alike.
     by_row = {name: x for name, x in batch.items() if dims[name][0] == "B"}
     # Dropout is drawn by a sequence's number in the whole batch: the masks do not depend on how it is divided.
     row_B = jnp.arange(next(iter(by_row.values())).shape[0])
@@ -199,6 +213,7 @@ def _accumulate(
     shared = {name: x for name, x in batch.items() if name not in by_row}
     microbatches = (_split(by_row, parts), row_B.reshape(-1, parts).T, _split(state.carry, parts))
 
+    # Constrained again for each microbatch, whose rows every device already holds a share of.
     def run_part(part: tuple[Batch, jax.Array, Carry]) -> tuple[tuple[Params, dict[str, Sum]], Carry]:
         fields, row_B, carry = part
         fields = {name: constrain(x, dims[name]) for name, x in fields.items()}
@@ -214,6 +229,7 @@ def _accumulate(
     # The totals start at zeros of the shapes that one microbatch gives; eval_shape computes nothing.
     shapes = jax.eval_shape(lambda: run_part(jax.tree.map(lambda x: x[0], microbatches))[0])
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    # No division here: each part's loss has the weight of the whole batch in its denominator, so gradients just add up.
     (grads, sums), carry = jax.lax.scan(add, zeros, microbatches)
     return grads, sums, _join(carry)
 
@@ -223,6 +239,7 @@ def _split(rows: T, parts: int) -> T:
 
     Strided, so that every device has rows of each part where it holds them already.
     """
+    # Row r of the batch is row r // parts of microbatch r % parts, like the row numbers above.
     return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 1, 0), rows)
 
 
@@ -235,12 +252,13 @@ def _shard_gradient(grads: Params, params: Params, rows: TableRows | None) -> Pa
     """Shards each gradient as its parameter: the sum over devices may then be a reduce-scatter."""
     tables = rows.tables if rows is not None else ()
 
+    # A table's gradient has only the rows of this batch, so the table's own dims do not fit; `rows.shard` follows.
     def of_leaf(keys: tuple[object, ...], gradient: jax.Array) -> jax.Array:
         path = path_of(keys)
         return gradient if path in tables else constrain(gradient, dims_of(path))
 
     grads = jax.tree_util.tree_map_with_path(of_leaf, grads)
-    # Rows are of every part of a table, so their first dim is whole where the table's is sharded.
+    # The rows of a batch lie all over a table, so their first dim is whole where the table's is sharded.
     return grads if rows is None else rows.shard(grads, params)
 
 
@@ -253,11 +271,13 @@ def _apply_update(
     finite: jax.Array,
     on_one_cpu: bool,
 ) -> tuple[Params, optax.OptState]:
-    """p - lr·multiplier·update, and the optimizer's new moments; both as they were where `finite` is False."""
+    """Returns p - lr·multiplier·update and the optimizer's new moments; both unchanged where `finite` is False."""
     updates, opt = tx.update(grads, state.opt, state.params)
     if multipliers is not None:
         updates = jax.tree.map(lambda u, m: u * m, updates, multipliers)
+    # Float32 for the sum even where parameters are stored in fewer bits: lr is float32, and the result is cast back.
     params = jax.tree.map(lambda p, u: (p - lr * u).astype(p.dtype), state.params, updates)
+    # A selection and no branch: both sides are computed anyway, and the device never waits for the host's verdict.
     params = jax.tree.map(lambda new, old: jnp.where(finite, new, old), params, state.params)
     keeps = finite & _after(params) if on_one_cpu else finite
     opt = jax.tree.map(lambda new, old: jnp.where(keeps, new, old), opt, state.opt)
@@ -271,12 +291,13 @@ def _after(params: Params) -> jax.Array:
     between the two, and would copy the old moments (twice the parameters) to be safe. With this dependency the
     parameters come first, and the moments are overwritten in place.
     """
-    # Nothing is greater than inf, NaN neither, but XLA does not simplify the comparison. Of each array one number is
+    # Nothing is greater than inf, not even NaN, but XLA does not simplify the comparison. One number of each array is
     # enough. On several devices that number would be a message, so the trick is for one device alone.
     return jnp.stack([~(x[(0,) * x.ndim] > jnp.inf) for x in jax.tree.leaves(params) if x.size]).all()
 
 
 def _all_finite(carry: Carry) -> jax.Array:
+    # The leading True makes the stack non-empty for families without a carry.
     return jnp.stack([jnp.bool_(True), *(jnp.isfinite(x).all() for x in jax.tree.leaves(carry))]).all()
 
 
@@ -284,7 +305,7 @@ def _all_finite(carry: Carry) -> jax.Array:
 def evaluation_step(model: Model, objective: Objective, mesh: Mesh) -> EvaluationStep:
     """Returns the jitted (params, batch, carry) → (sums, predictions, next carry), without dropout.
 
-    carry: of the batch before; None before the first. All results are whole on every process.
+    carry is that of the batch before, None before the first. All results are whole on every process.
     """
 
     def step(params: Params, batch: Batch, carry: Carry) -> tuple[dict[str, Sum], Predictions, Carry]:

@@ -1,4 +1,4 @@
-"""What model families differ in as far as text is concerned: `TextFamily`, of which each family is one object."""
+"""What differs between model families in reading text: `TextFamily`, with one object for each family."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -23,11 +23,12 @@ SHORTEST_PAIR = 8
 
 
 class TextFamily:
-    """How a family reads text. What is here is what most families do; each overrides what it does otherwise.
+    """How a family reads text. The methods here do what most families do; each family overrides the others.
 
     The class attributes say the differences; code outside of the families asks them, and never for a name.
     """
 
+    # What it is called
     name: ClassVar[Family]
     called: ClassVar[str]
     """One of the family, in messages: "a BERT"."""
@@ -35,22 +36,23 @@ class TextFamily:
     """The family in running text: "BERT"."""
     instead: ClassVar[str]
     """What it does, where it is asked for something else: "which writes on: contexture generate"."""
+    # What its sequences are
     reads_words: ClassVar[bool] = False
     """Whether it reads whole words without special tokens; the two texts of a pair are then sequences of their own, and
     there are no positions that end."""
     reads_characters: ClassVar[bool] = False
     """Whether a word is read by its characters, so that any word is known."""
     is_causal: ClassVar[bool] = False
-    """Whether a token sees none after it. What stands for a word is then its last piece, and for a text its last
-    token; and each text of a task predicts its own next tokens too."""
+    """Whether a token sees none after it. A word is then read at its last piece, and a text at its last token; and each
+    text of a task predicts its own next tokens too."""
     marks_segments: ClassVar[bool] = False
     """Whether tokens have types: 0 for the first text, 1 for the second."""
     marks_ends: ClassVar[bool] = False
-    """Whether special tokens stand before and behind a text that is read alone."""
+    """Whether a text that is read alone has special tokens before and after it."""
 
     @property
     def possessive(self) -> str:
-        """`called`, of which something is: "an ELMo's"."""
+        """`called` as a possessive: "an ELMo's"."""
         return self.called + ("'" if self.called.endswith("s") else "'s")
 
     # Pretraining
@@ -62,7 +64,7 @@ class TextFamily:
     options: ClassVar[tuple[str, ...]] = ()
     """Fields of DataConfig that have a meaning for this family alone, or for few."""
     pretraining_options: ClassVar[tuple[str, ...]] = ()
-    """Those that have it in pretraining only."""
+    """Fields of DataConfig that have a meaning for this family in pretraining only."""
 
     task_tokens: ClassVar[tuple[str, ...]] = ()
     """Special tokens that only a task has; they are added behind the vocabulary."""
@@ -75,15 +77,18 @@ class TextFamily:
     """What a task's batches hold besides, to predict the tokens of its texts."""
 
     def pretraining_fields(self, config: DataConfig) -> dict[str, str]:
-        """Returns the fields of a pretraining batch, those of training: held-out batches may lack some."""
+        """Returns the fields of a training batch; held-out batches may lack some."""
+        # The families that are pretrained add their targets.
         return self.sequences
 
     def check_pretraining(self, config: DataConfig) -> None:
         """Raises: ValueError for sequences that are too short, and options that have no meaning."""
+        # BERT's. The other families draw sequences otherwise, and check those.
         check_pair_length(config)
 
     def open_batches(self, shards: Shards, config: DataConfig, seed: int, cancel: CancelToken) -> Batches:
         """Returns the batches of a pretraining. `cancel` may raise to stop the planning."""
+        # Static vectors alone keep this: they are imported.
         raise NotImplementedError(f"{self.called} is not pretrained")
 
     def open_held_out(self, shards: Shards, config: DataConfig, lanes: int, cancel: CancelToken) -> HeldOut:
@@ -128,20 +133,31 @@ class TextFamily:
 
     def sentence_splitter(self, tokenizer: Tokenizer | OpenVocabulary, length: int) -> SentenceSplitter:
         """Returns what splits sentences for a model of this length."""
+        # Only an ELMo reads words outside its vocabulary, and it overrides this.
         assert not isinstance(tokenizer, OpenVocabulary)
         return sentences_in_pieces(tokenizer, length, self.ends(tokenizer))
 
     def word_splitter(self, tokenizer: Tokenizer | OpenVocabulary, length: int) -> WordSplitter:
         """Returns what splits words for a model of this length."""
+        # As above.
         assert not isinstance(tokenizer, OpenVocabulary)
         return words_in_pieces(tokenizer, length, self.ends(tokenizer))
 
     def lines(
         self, sentences: Sequence[Units], rows: int, tokenizer: Tokenizer | OpenVocabulary, limit: int, length: int = 0
     ) -> Batch:
-        """Sentences as the splitters return them → what the backbone reads; rows, length: as `layouts.token_lines`.
-        limit: the model's length."""
+        """Sentences as the splitters return them → what the backbone reads.
+
+        Args:
+            sentences: a sequence each.
+            rows: as in `layouts.token_lines`.
+            tokenizer: the model's vocabulary.
+            limit: the model's length.
+            length: as in `layouts.token_lines`.
+        """
+        # As above.
         assert not isinstance(tokenizer, OpenVocabulary)
+        # A chosen length may be above the model's, which has no more positions.
         return token_lines(sentences, rows, tokenizer.pad, limit, min(length, limit))  # pyright: ignore[reportArgumentType]
 
     def truncated_words(self, words: Sequence[str]) -> int:

@@ -27,6 +27,7 @@ class BertText(TextFamily):
         return PairBatches(shards, config, seed=seed, cancel=cancel)
 
     def open_held_out(self, shards: Shards, config: DataConfig, lanes: int, cancel: CancelToken) -> HeldOutPairs:
+        # Always by seed 0, so that runs of every seed are compared on the same masks.
         return HeldOutPairs(shards, config, cancel=cancel)
 
     def why_not(self, kind: str) -> str:
@@ -41,6 +42,7 @@ class BertText(TextFamily):
         wordpiece(tokenizer)
 
     def marks(self, tokenizer: Tokenizer) -> Marks:
+        # [CLS] a [SEP] b [SEP].
         pieces = wordpiece(tokenizer)
         return pieces.cls, pieces.sep, pieces.sep
 

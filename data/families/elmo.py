@@ -45,6 +45,7 @@ class ElmoText(TextFamily):
         return LaneBatches(shards, config, seed=seed)
 
     def open_held_out(self, shards: Shards, config: DataConfig, lanes: int, cancel: CancelToken) -> HeldOutLanes:
+        # A lane is a row: there are never more of them than rows.
         return HeldOutLanes(shards, config, min(lanes or config.batch, config.batch))
 
     def why_not(self, kind: str) -> str:
@@ -62,6 +63,7 @@ class ElmoText(TextFamily):
         split = word_tokenizer(tokenizer).words
 
         def words(text: str, origin: str = "the text", /) -> SplitSentence:
+            # Any word can be read by its characters; only text that is no Unicode is refused.
             check_characters(text, origin)
             own = split(text)
             return SplitSentence(own, len(own), self.truncated_words(own))
@@ -71,6 +73,7 @@ class ElmoText(TextFamily):
     def word_splitter(self, tokenizer: Tokenizer | OpenVocabulary, length: int) -> WordSplitter:
         def words(words: Sequence[str], origin: str, spaced: Sequence[bool] | None = None, /) -> SplitWords:
             check_characters(" ".join(words), origin)
+            # A word is never split: its vector comes from its characters.
             return whole_words(words)
 
         return words
@@ -78,6 +81,7 @@ class ElmoText(TextFamily):
     def lines(
         self, sentences: Sequence[Units], rows: int, tokenizer: Tokenizer | OpenVocabulary, limit: int, length: int = 0
     ) -> Batch:
+        # An LSTM has no positions that end: `limit` does not count.
         return elmo_lines(cast(Sequence[Sequence[str]], sentences), rows, length)
 
     def truncated_words(self, words: Sequence[str]) -> int:

@@ -44,6 +44,7 @@ class GptText(TextFamily):
         return HeldOutWindows(shards, config)
 
     def why_not(self, kind: str) -> str:
+        # Tokens of any kind can be predicted one after the other, but for rows of static vectors.
         return "" if kind != StaticWords.kind else not_static(self.name, kind)
 
     def why_not_learned(self, kind: str) -> str:
@@ -58,6 +59,7 @@ class GptText(TextFamily):
         gpt_specials(tokenizer)
 
     def marks(self, tokenizer: Tokenizer) -> Marks | None:
+        # A pretrained GPT has no task tokens yet, and reads texts without them.
         return gpt_specials(tokenizer) if all(name in tokenizer.specials for name in self.task_tokens) else None
 
     def lay_out(self, read: Read, pairs: SpanPairs, tokenizer: Tokenizer, length: int) -> Batch:

@@ -21,9 +21,10 @@ class TooLongError(DataError):
 class SplitSentence(NamedTuple):
     """A sentence as a model reads it.
 
-    units      its words or token ids, a BERT's [CLS] and [SEP] among them
-    own        how many of them are its own, without [CLS] and [SEP]
-    truncated  words whose last bytes are not read, or tokens beyond the model's length
+    Args:
+        units: its words or token ids, a BERT's [CLS] and [SEP] among them.
+        own: how many of them are its own, without [CLS] and [SEP].
+        truncated: words whose last bytes are not read, or tokens beyond the model's length.
     """
 
     units: Units
@@ -56,37 +57,49 @@ class WordSplitter(Protocol):
 
 
 def whole_words(units: Units) -> SplitWords:
-    """Returns words none of which is split."""
+    """Returns words as units of their own, none of them split."""
+    # Each word is one unit, from its place to the next.
     return SplitWords(units, np.arange(len(units)), np.arange(len(units)) + 1)
 
 
 def sentences_in_pieces(tokenizer: Tokenizer, length: int, ends: tuple[int, ...]) -> SentenceSplitter:
-    """Returns what splits a sentence into pieces, of which as many are kept as a model of this length takes. ends: the
-    special tokens before and behind them, or ()."""
+    """Returns a function that splits a sentence into pieces, and keeps as many as a model of this length takes.
+
+    Args:
+        tokenizer: the model's vocabulary.
+        length: the model's length.
+        ends: the special tokens before and after a sentence, or ().
+    """
+    # The special tokens are always read: only text is cut.
     room = length - len(ends)
 
     def split(text: str, origin: str = "the text", /) -> SplitSentence:
         (ids,) = encode_checked([text.rstrip("\r\n")], [origin], tokenizer)
         kept = ids[:room]
+        # The last number is the tokens that were cut off.
         return SplitSentence([*ends[:1], *kept, *ends[1:]], len(kept), len(ids) - len(kept))
 
     return split
 
 
 def words_in_pieces(tokenizer: Tokenizer, length: int, ends: tuple[int, ...]) -> WordSplitter:
-    """Returns what splits words into pieces, each word alone, in a lossless vocabulary with the space before it, as in
-    running text. A word without a piece is read as the unknown token. ends: as in `sentences_in_pieces`."""
+    """Returns a function that splits words into pieces, each word by itself; in a lossless vocabulary with the space
+    before it, as in running text. A word without a piece is read as the unknown token. For the arguments see
+    `sentences_in_pieces`."""
     space = " " if tokenizer.lossless else ""
 
     def split(words: Sequence[str], origin: str, spaced: Sequence[bool] | None = None, /) -> SplitWords:
+        # In running text all words but the first have a space before them.
         before = [n > 0 for n in range(len(words))] if spaced is None else spaced
         written = [f"{space if one else ''}{word}" for one, word in zip(before, words, strict=True)]
         pieces = [ids or unknown_ids(tokenizer) for ids in encode_checked(written, [origin] * len(written), tokenizer)]
         own = list(chain.from_iterable(pieces))
+        # Words are not cut: the caller decides what becomes of those that do not fit.
         if len(own) + len(ends) > length:
             raise TooLongError(
                 f"{origin}: {len(own) + len(ends)} tokens, and the model takes {length}; give a shorter one"
             )
+        # Where each word begins and the last one ends, after the special token in front.
         bounds = np.cumsum([len(ends[:1]), *map(len, pieces)])
         return SplitWords([*ends[:1], *own, *ends[1:]], bounds[:-1], bounds[1:])
 

@@ -38,9 +38,9 @@ were distinct."""
 class _Lanes:
     """What training and held-out lanes share.
 
-    A split with N ids is a circle, `a b </S> c </S>`, which begins again behind its end. At each of its N places a word
+    A split with N ids is a circle, `a b </S> c </S>`, which begins again after its end. At each of its N places a word
     is read and the one at the next place is predicted. The shards store one id between two sentences, where the
-    original has two, `</S>` and `<S>`; it stands for whichever the direction needs:
+    original has two, `</S>` and `<S>`; it is read as the one that the direction needs:
 
         forward    read `<S> a b`,  predicted `a b </S>`
         backward   read `</S> b a`, predicted `b a <S>`
@@ -64,6 +64,7 @@ class _Lanes:
                 f"{lanes} lanes; lower data.batch (held out: evaluate.batch), or give more text"
             )
         self._char_ids = shards.char_ids
+        # Room for a batch in which every word of both directions is distinct.
         self._types = config.word_types or 2 * self.batch * self.length + FIRST_WORD
         self.rows_read = 0
         """Rows read so far, by all threads."""
@@ -79,16 +80,18 @@ class _Lanes:
         read_BL, read_backward_BL = (np.where(inside_BL, ids[:, :-1], 0) for ids in (forward, backward))
         # Each distinct word goes through the character CNN once, for both directions and for all rows: devices that
         # read other rows of the batch have the same table. Ids up to unk are <S>, </S> and <UNK>. No text holds <UNK>:
-        # a word that the vocabulary lacks has an id of its own behind it, and is read by its characters.
+        # a word that the vocabulary lacks has an id of its own after V - 1, and is read by its characters.
         known = np.unique(np.concatenate([read_BL, read_backward_BL]))
         known = known[known > unk]
         types = word_table(self._char_ids[known], self._types)
         with self._lock:
             self.rows_read += len(rows)
+            # The table was doubled, and another program compiled; `notes` says how often.
             self.longer_tables += len(types) > self._types
         inside_BL = inside_BL[rows]
         # A word that the vocabulary lacks is predicted as <UNK>.
         next_BL, next_backward_BL = (np.where(ids < size, ids, unk)[rows, 1:] for ids in (forward, backward))
+        # Backward, the border before a sentence is the <S> that the lane predicts.
         next_backward_BL[next_backward_BL == end] = begin
         return {
             "types": types,
@@ -107,6 +110,7 @@ class _Lanes:
         width = self.length + 1
         # A backward stretch is the same text read forward and turned over at the end.
         if backward:
+            # Place p of the circle read from its end is place N-1-p: `width` of them from p on begin at N-width-p.
             starts_B = self.pairs - width - starts_B
         places = ((starts_B[:, None] + np.arange(width)) % self.pairs).ravel()
         # Every place is looked up, since a stretch may run over the circle's end; those that adjoin are one read.
@@ -137,6 +141,7 @@ class LaneBatches(_Lanes):
                     f"{shards.folder}: data.negatives={config.negatives} is not below the {self._words.size} words of "
                     "the vocabulary; lower it, or give 0 for the whole vocabulary"
                 )
+        # The last sequence of an epoch goes on into the next one.
         self.examples_per_epoch = -(-self.pairs // self.length)
 
     def notes(self) -> list[str]:
@@ -151,6 +156,7 @@ class LaneBatches(_Lanes):
     def describe(self) -> str:
         """Describes the training data, in a sentence."""
         words, cut = self.split.tokens - self.split.sentences, self.shards.index["cut"]
+        # <UNK> counts in the unigrams for all words that the vocabulary lacks.
         unknown = int(self.shards.unigrams()[self._words.unk]) / words
         facts = [
             f"{words:,} words ({unknown:.1%} not in the vocabulary) in {self.split.sentences:,} sentences",
@@ -163,7 +169,7 @@ class LaneBatches(_Lanes):
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """Returns the rows (numbers within the batch, all of them if None) of the step's batch, in the order asked for.
-        The types are those of the whole batch."""
+        The table of types is the whole batch's."""
         lanes_B = np.arange(self.batch)
         rows = lanes_B if rows is None else np.asarray(rows, np.int64)
         starts_B = (lanes_B * (self.pairs // self.batch) + step * self.length) % self.pairs
@@ -198,6 +204,7 @@ class HeldOutLanes(_Lanes):
         sizes = self.pairs // lanes + (np.arange(lanes) < self.pairs % lanes)
         self._sizes_B = np.append(sizes, np.zeros(self.batch - lanes, np.int64))
         self._begins_B = np.cumsum(self._sizes_B) - self._sizes_B
+        # The first part is the longest: it says how many batches there are.
         self.steps = -(-int(sizes[0]) // self.length)
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
@@ -207,6 +214,7 @@ class HeldOutLanes(_Lanes):
             raise IndexError(f"held-out step {step} is not below {self.steps}")
         rows = np.arange(self.batch) if rows is None else np.asarray(rows, np.int64)
         inside_BL = step * self.length + np.arange(self.length) < self._sizes_B[:, None]
+        # A lane that has ended reads the text's beginning, which inside_BL leaves out.
         starts_B = np.where(inside_BL[:, 0], self._begins_B + step * self.length, 0)
         # The text begins with the `<S>` that is read at its last place, and backward with the `</S>` there.
         batch = self._sequences(starts_B - 1, starts_B, inside_BL, rows)
@@ -215,8 +223,8 @@ class HeldOutLanes(_Lanes):
 
 
 def _index(ids_BL: I64, known: I64, marks: dict[int, int]) -> NDArray[np.int32]:
-    """Returns the rows of words in the table of types. marks: rows for special words. The id 0 has row 0: it stands
-    where nothing is read, and no text holds it."""
+    """Returns the rows of words in the table of types. marks: rows for special words. The id 0, which no text holds,
+    marks places where nothing is read, and has row 0."""
     index_BL = np.searchsorted(known, ids_BL) + FIRST_WORD
     for number, row in {0: 0, **marks}.items():
         index_BL[ids_BL == number] = row

@@ -26,13 +26,15 @@ PACKED = {"packs": "i32 BL", "positions": "i32 BL"}
 
 
 class TokenStream:
-    """The tokens of a split as one row: those of each source behind those of the source before it.
+    """The tokens of a split as one row, source after source.
 
-    Held-out text lies between them in the shards, so a place in this row is a place in theirs plus the source's shift.
+    The shards also hold the other split's text in between: a place in the shards is a place in this row plus the
+    source's shift.
     """
 
     def __init__(self, shards: Shards, split: str) -> None:
         self._shards = shards
+        # Where the split's sources lie in the shards, and where in the joined row.
         starts, lengths = shards.spans(split)
         self._ends = np.cumsum(lengths)
         self._begins = self._ends - lengths
@@ -43,6 +45,7 @@ class TokenStream:
         """Spans of the row, joined; each holds a token or more: starts i64 [n], lengths i64 [n] → ids."""
         # A span over several sources becomes a span in each: repeated once for every source that it touches, …
         ends = starts + lengths
+        # Its first source, and how many it touches.
         first = np.searchsorted(self._ends, starts, side="right")
         counts = np.searchsorted(self._ends, ends, side="left") - first + 1
         before = np.cumsum(counts) - counts
@@ -77,18 +80,19 @@ def windows_of(read: Read, starts: I64, lengths: I64, width: int, pad: int) -> N
 
 def gpt_sequences(windows: NDArray[np.int32], lengths: I64, pad: int, end: int | None = None) -> Batch:
     """Windows of L+1 places, the first `lengths` of them text → tokens, mask, next i32 BL, next_weights f32 BL. With an
-    `end`, the documents that it ends do not attend to each other: packs and positions i32 BL besides.
+    `end`, the documents that it ends do not attend to each other, and there are packs and positions i32 BL as well.
 
     `7 8 [end] 9 7` → tokens `7 8 [end] 9`, next `8 [end] 9 7`, packs `1 1 1 2`, positions `0 1 2 0`. The first token of
     a document cannot be predicted from another document, so next_weights are `1 1 0 1` then.
     """
     place = np.arange(windows.shape[1] - 1)
     inside_BL = place < (lengths - 1)[:, None]
+    # Input and target are the same window, one place apart.
     tokens_BL = np.where(inside_BL, windows[:, :-1], np.int32(pad))
     predicted_BL = inside_BL
     batch = {"tokens": tokens_BL, "mask": inside_BL.astype(np.int32), "next": windows[:, 1:].copy()}
     if end is not None:
-        # A document begins behind each end, and at the window's first place, whatever document that continues.
+        # A document begins after each end, and at the window's first place, whatever document that continues.
         ends_BL = tokens_BL == end
         begins_BL = np.concatenate([np.ones_like(ends_BL[:, :1]), ends_BL[:, :-1]], 1)
         # Minus the place of the latest beginning: positions start again at 0 in each document.
@@ -149,6 +153,7 @@ class WindowBatches(_Windows):
         """Raises: DataError where the text gives no window, or where it cannot be packed."""
         super().__init__(shards, config, "train")
         self.seed = seed
+        # The last token is only a target, so a window may begin at `spare` places.
         spare = self.row.tokens - self.length
         if spare < 1:
             raise DataError(
@@ -181,6 +186,7 @@ class WindowBatches(_Windows):
         """Returns where sequences begin in the row of tokens, by their numbers, from 0 on without end."""
         epochs, places = np.divmod(numbers, self.examples_per_epoch)
         starts = np.empty_like(numbers)
+        # The rows of a batch may belong to two epochs, each with its own shift and order.
         for e in np.unique(epochs).tolist():
             mine = epochs == e
             # A permutation that is computed place by place: an epoch of millions of windows is never shuffled whole.
@@ -213,6 +219,7 @@ class HeldOutWindows(_Windows):
         if not 0 <= step < self.steps:
             raise IndexError(f"held-out step {step} is not below {self.steps}")
         numbers = step * self.batch + (np.arange(self.batch) if rows is None else np.asarray(rows, np.int64))
+        # The last batch is filled up with the first window, which weighs nothing.
         spare = numbers >= self.count
         batch = self._sequences(np.where(spare, 0, numbers) * self.length)
         batch["valid"][spare] = 0.0

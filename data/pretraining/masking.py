@@ -26,11 +26,12 @@ class Masked:
 class Masking(NamedTuple):
     """How sequences are masked.
 
-    seed             of the run
-    predictions      the most slots of a sequence, P
-    masked_fraction  the share of a sequence's tokens that is masked
-    mask             the id of [MASK]
-    vocab            how many ids there are
+    Args:
+        seed: the run's seed.
+        predictions: the most slots of a sequence, P.
+        masked_fraction: the share of a sequence's tokens that is masked.
+        mask: the id of [MASK].
+        vocab: how many ids there are.
     """
 
     seed: int

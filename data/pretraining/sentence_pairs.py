@@ -47,7 +47,7 @@ _GUESS = 32
 _PLANNED = np.dtype(
     [(name, np.int64) for name in ("a_start", "a_length", "b_start", "b_length", "b_target", "is_random")]
 )
-"""A sequence as `_walk` appends it to an array of whole numbers; the fields are those of Plan."""
+"""A sequence as `_walk` appends it to an array of whole numbers, with the fields of a Plan."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,7 @@ class SentencePairs:
         self.length, self.short_fraction, self.seed = length, short_fraction, seed
         if not self.split.documents:
             raise DataError(f"{shards.folder}: no {split} text; prepare it again with data.dev or data.dev-fraction")
+        # Readers are threads: they share both caches below.
         self._lock = threading.Lock()
         self._windows: OrderedDict[tuple[int, int], Plan] = OrderedDict()
         self._orders: OrderedDict[int, tuple[I64, I64]] = OrderedDict()
@@ -127,6 +128,7 @@ class SentencePairs:
             windows = np.searchsorted(ends, places[mine], side="right")
             for w in np.unique(windows).tolist():
                 rows = mine[windows == w]
+                # Places are counted in the epoch, rows of a plan in its window.
                 begin = int(ends[w - 1]) if w else 0
                 parts.append((rows, self._window(e, w).take(places[rows] - begin)))
         if len(parts) == 1:
@@ -148,6 +150,7 @@ class SentencePairs:
             ends = (bounds[begin:end, 1] - bounds[begin, 0]).tolist()
             self._walk(e, first + begin, offsets, ends, planned)
         table = np.frombuffer(planned, _PLANNED)
+        # Copies: a view of one field would keep the whole table in memory.
         return Plan(
             a_start=table["a_start"].copy(),
             b_start=table["b_start"].copy(),
@@ -162,10 +165,10 @@ class SentencePairs:
         fields of _PLANNED.
 
         offsets: where each of their sentences begins among all tokens, and where the last one ends. ends: by its place
-        in offsets, the sentence behind each document's last.
+        in offsets, the sentence after each document's last.
 
         This replays create_instances_from_document as CPython runs it: the same questions to random.Random, in the same
-        order, with the same answers. A call more or fewer changes every sequence behind it, and so what a seed means.
+        order, with the same answers. A call more or fewer changes every later sequence, and so what a seed means.
         """
         generator = random.Random()
         # Methods bound once: the loop below goes over the whole text in every epoch.
@@ -240,6 +243,7 @@ class SentencePairs:
         """Returns the blocks in the order of epoch e, and after how many sequences each of its windows ends."""
         with self._lock:
             if e not in self._orders:
+                # A window is WINDOW blocks of this order.
                 order = rng.permutation(rng.key(rng.BLOCK_ORDER, self.seed, e), len(self.quotas))
                 starts = np.arange(0, len(order), WINDOW)
                 self._orders[e] = order, np.cumsum(np.add.reduceat(self.quotas[order], starts))
@@ -250,6 +254,7 @@ class SentencePairs:
     def _window(self, e: int, w: int) -> Plan:
         """Returns the sequences of a window in the order they are read."""
         order, _ = self._order(e)
+        # Planned under the lock: two readers of one window would otherwise both plan it.
         with self._lock:
             if (e, w) in self._windows:
                 self._windows.move_to_end((e, w))
@@ -259,6 +264,7 @@ class SentencePairs:
                 shuffled = rng.permutation(rng.key(rng.WINDOW_ORDER, self.seed, e, w), len(plan))
                 self._windows[e, w] = plan.take(shuffled)
                 if len(self._windows) > _KEPT:
+                    # The window that was not read for the longest time.
                     self._windows.popitem(last=False)
             return self._windows[e, w]
 
@@ -270,16 +276,19 @@ class SentencePairs:
         # The same number in each epoch makes a sequence's number arithmetic: no epoch before it need be walked.
         chosen = rng.permutation(rng.key(rng.SURPLUS, self.seed, e, block), len(plan))
         if len(plan) > quota:
+            # Too many: some, in the documents' order. Too few: all of them, and some once more.
             return plan.take(np.sort(chosen[:quota]))
         return plan.take(np.append(np.arange(len(plan)), np.resize(chosen, quota - len(plan))))
 
     def _quotas(self, cancel: CancelToken) -> I64:
         """Counts the sequences of each block in epoch 0, once: the counts are kept with the shards if allowed."""
+        # Everything that the counts depend on.
         what: dict[str, object] = {"length": self.length, "short_fraction": self.short_fraction, "seed": self.seed}
         what |= {"split": self.split.name, "fingerprint": self.shards.fingerprint, "format": 1}
         blocks = len(self.split.blocks) - 1
         name = f"pairs-{self.split.name}-{self.length}-{self.short_fraction}-{self.seed}.json"
         file = self.shards.folder / name
+        # Counts kept for other text or options, or damaged ones, are counted again.
         try:
             kept = json.loads(file.read_text("utf-8"))
             if kept == _sealed(what, kept["lines"]) and len(kept["lines"]) == blocks:
@@ -349,6 +358,7 @@ class PairBatches:
         config = self.config
         with self._lock:
             self.rows_read += len(numbers)
+        # The original's order: pairs, cut to length, laid out, masked.
         pairs = truncate_randomly(self.stream.pairs(numbers), numbers, length=config.length, seed=self.seed)
         tokenizer = wordpiece(self.tokenizer)
         batch = bert_pair(self.shards.read, pairs, tokenizer, config.length)
@@ -385,6 +395,7 @@ class HeldOutPairs:
         if not 0 <= step < self.steps:
             raise IndexError(f"held-out step {step} is not below {self.steps}")
         numbers = step * self.batch + (np.arange(self.batch) if rows is None else np.asarray(rows, np.int64))
+        # The last batch is filled up with sequence 0, which weighs nothing.
         spare = numbers >= self.count
         batch = self._batches.sequences(np.where(spare, 0, numbers))
         batch["valid"][spare] = 0.0

@@ -107,7 +107,7 @@ class CutWords(TypedDict):
 
 
 class ShardsIndex(TypedDict):
-    """The content of index.json. `unknown` and `cut` are those of lanes alone."""
+    """The content of index.json. Only lanes have `unknown` and `cut`."""
 
     format: int
     tokenizer: str
@@ -142,11 +142,13 @@ class Split:
 
     def bounds(self, first: int, last: int) -> I64:
         """Returns the first sentence and the one after the last of documents first … last-1, i64 [n, 2]."""
+        # Two numbers of 8 bytes for each document.
         raw = self.file.read((last - first) * 16, first * 16)
         return np.frombuffer(raw, "<i8").reshape(-1, 2)
 
     def document(self, number: int) -> tuple[int, int]:
         """Returns a document's first sentence and the one after its last."""
+        # Without NumPy: this is asked for each random second span of an epoch.
         raw = self.file.read(16, number * 16)
         return int.from_bytes(raw[:8], "little"), int.from_bytes(raw[8:], "little")
 
@@ -174,6 +176,7 @@ class Shards:
         self.splits = {name: _split(folder, name, index["splits"][name]) for name in SPLITS}
         self._per_file: int = index["per_file"]
         self._offsets = File(folder / "sentences.bin")
+        # In their order: token t is in file t // per_file.
         self._tokens = [File(folder / name) for name in _sizes(index) if name.startswith("tokens-")]
 
     @staticmethod
@@ -183,6 +186,7 @@ class Shards:
             index = json.loads(read_plain(Path(folder) / INDEX))
         except (OSError, ValueError, RecursionError):
             return False
+        # The keys that an index of any format has.
         return isinstance(index, dict) and {"format", "tokenizer", "splits"} <= index.keys()
 
     @staticmethod
@@ -194,6 +198,7 @@ class Shards:
         index = _read_index(folder)
         for name, size in _sizes(index).items():
             file = folder / name
+            # Sizes are compared for all files, since that costs nothing; bytes below.
             if not file.is_file():
                 raise DataError(f"{file}: missing; {_MEND}")
             if file.stat().st_size != size:
@@ -216,6 +221,7 @@ class Shards:
             try:
                 for _ in pool.map(lambda name: self._verify(name, cancel), self.index["files"]):
                     pass
+            # Files that no thread has begun with are left.
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
@@ -239,8 +245,11 @@ class Shards:
         Raises: DataError where the words that it lacks are not as they were written.
         """
         vocabulary = word_tokenizer(self.tokenizer).vocabulary
+        # `open` compares small files only, and this one may be large.
         self._verify(UNKNOWN)
+        # The file ends in a line feed: nothing follows the last one.
         words = [*vocabulary, *read_plain(self.folder / UNKNOWN).decode("utf-8").split("\n")[:-1]]
+        # u16 is half of what a batch holds, since there may be millions of words.
         rows = np.empty((len(words), WIDTH), np.uint16)
         for at in range(0, len(words), _WORDS):
             rows[at : at + _WORDS] = char_ids(words[at : at + _WORDS])
@@ -264,6 +273,7 @@ class Shards:
             if first < last:
                 ends.append([int(self.offsets(place, place)[0]) for place in (first, last)])
         starts, stops = np.array(ends, np.int64).reshape(-1, 2).T
+        # Sources that adjoin are one span.
         return joined(starts, stops - starts)
 
     def offsets(self, first: int, last: int) -> I64:
@@ -272,6 +282,7 @@ class Shards:
 
     def read(self, starts: I64, lengths: I64) -> NDArray[np.integer]:
         """Spans of the row of all tokens, joined: starts i64 [n], lengths i64 [n] → ids [sum of lengths]."""
+        # Spans that touch are one read, as for documents side by side.
         starts, lengths = joined(starts, lengths)
         width, per, files = self.dtype.itemsize, self._per_file, self._tokens
         pieces = []
@@ -287,6 +298,7 @@ class Shards:
     def sources_changed(self, config: DataConfig) -> str:
         """Returns a sentence saying how the text that `config` names differs by name or size from the text that was
         read, or ""."""
+        # Where the shards themselves are the text that was named, there is no source to compare.
         if not config.path or os.path.realpath(config.path[0]) == os.path.realpath(self.folder):
             return ""
         named = [("train", path) for path in config.path] + [("dev", path) for path in config.dev]
@@ -295,6 +307,7 @@ class Shards:
             sizes = [s["size"] for s in self.index["sources"] if (s["split"], s["name"]) == (split, source.name)]
             if not sizes:
                 return f"{source} was not there when {self.folder} was prepared"
+            # Several files may have one name, in several folders.
             if source.size not in sizes:
                 return f"{source} has {source.size} bytes and had {sizes[-1]} when {self.folder} was prepared"
         return ""
@@ -303,6 +316,7 @@ class Shards:
 def _still(path: str) -> list[Source]:
     """Returns the sources that still exist: text that was prepared is no longer needed, nor downloaded again."""
     try:
+        # Files of a hub count only where they are in the cache: looking must not download.
         return present(path) if not hub.is_address(path) or hub.cached_files(path) else []
     except DataError:
         return []
@@ -322,8 +336,10 @@ def _read_index(folder: Path) -> ShardsIndex:
     except (ValueError, KeyError, TypeError, RecursionError):
         raise DataError(f"{file}: not the index of shards; {_MEND}") from None
     # The format first: what else another format holds is not known here.
+    # Exactly an int: True == 1 and 1.0 == 1.
     if type(format) is not int or format != FORMAT:
         raise DataError(f"{folder}: shards of format {format!r}, this reads format {FORMAT}; {_MEND}")
+    # Then the types, the values, and at last whether they belong together.
     if wrong := misfit(index, _INDEX):
         raise DataError(f"{file}: {wrong} is missing or not what it should be; {_MEND}")
     if index["dtype"] not in ("<u2", "<u4") or not index["per_file"]:
@@ -337,6 +353,7 @@ def _read_index(folder: Path) -> ShardsIndex:
     # The files that there must be, and their sizes, follow from the counts.
     kinds = {name: {"size": int, "sha256": str} for name in _sizes(index)}
     wrong = misfit(index["files"], kinds, "files.")
+    # Neither more files nor fewer than the counts say.
     if wrong or {name: index["files"][name]["size"] for name in index["files"]} != _sizes(index):
         raise DataError(f"{file}: {wrong or 'files'} is missing or not what it should be; {_MEND}")
     return index
@@ -348,6 +365,7 @@ def _sizes(index: ShardsIndex) -> dict[str, int]:
     sizes |= {f"{name}.bin": index["splits"][name]["documents"] * 16 for name in SPLITS}
     if index.get("stream") == "lanes":
         sizes[UNKNOWN] = index["unknown"]["bytes"]
+    # All token files are full but the last.
     width, per, tokens = np.dtype(index["dtype"]).itemsize, index["per_file"], index["tokens"]
     return sizes | {f"tokens-{at // per:05d}.bin": min(per, tokens - at) * width for at in range(0, tokens, per)}
 

@@ -18,7 +18,7 @@ class TokenFiles:
         """All of them in their order; the last one is being written, the others are closed."""
 
     def write(self, ids: NDArray[np.integer]) -> None:
-        """Writes ids behind those that are there."""
+        """Appends ids to the row."""
         written = 0
         while written < len(ids):
             # A file is created when its first id is written, so no file is empty.
@@ -34,6 +34,7 @@ class TokenFiles:
 
     def read(self, start: int, end: int) -> NDArray[np.integer]:
         """Reads ids start … end-1 back."""
+        # What is still in Python's buffer would be missing from the file.
         if self.files and not self.files[-1].file.closed:
             self.files[-1].file.flush()
         parts = []

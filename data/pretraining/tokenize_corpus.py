@@ -89,6 +89,7 @@ def prepare(
 
     def seen(raw: bytes = b"") -> None:
         nonlocal done
+        # Some sizes are estimates: never more than all.
         done = min(done + len(raw), total)
         if progress:
             progress(done, total)
@@ -110,6 +111,8 @@ def prepare(
 
 
 class _Writer:
+    """A folder of shards while it is written, and what its index will say."""
+
     def __init__(self, folder: Path, tokenizer: Tokenizer, config: DataConfig, stream: Stream, per_file: int) -> None:
         self.folder, self.tokenizer, self.config, self.per_file = folder, tokenizer, config, per_file
         self.stream = stream
@@ -139,6 +142,7 @@ class _Writer:
             digest.update(raw)
             seen(raw)
 
+        # Emptied: it holds the documents of one source at a time.
         self.borders.file.seek(0)
         self.borders.file.truncate()
         whole = (self._add_documents if self._windows else self._add_sentences)(source, read, seen)
@@ -157,7 +161,7 @@ class _Writer:
         )
 
     def _add_documents(self, source: Source, read: Callable[[bytes], None], seen: Callable[..., None]) -> int:
-        """Writes whole documents, each with the end behind it, in runs → how many there are."""
+        """Writes whole documents, each followed by the end token, in runs → how many there are."""
         end = [] if self.tokenizer.end is None else [self.tokenizer.end]
         whole = 0
         document_start = run_start = self.tokens
@@ -195,6 +199,7 @@ class _Writer:
     def _add_runs(self, begin: int, end: int) -> None:
         """Enters the runs of a document: RUN tokens each, the last one what is left."""
         if begin < end:
+            # Each run is entered by its end, which is where the next one begins.
             ends = [*range(begin + RUN, end, RUN), end]
             self.sentences += len(ends)
             self.starts.add(*ends)
@@ -231,11 +236,13 @@ class _Writer:
     def _tokenised(self, batch: list[str | None]) -> Iterator[int | None]:
         """Writes the tokens of sentences; yields the length of each that has any, and None for a border."""
         texts = [text for text in batch if text is not None]
+        # For lanes, words outside the vocabulary get numbers of their own.
         sentences = (self.numbering or self.tokenizer).encode(texts)
         if self.numbering is None:  # for lanes, the shards say how many words the vocabulary lacks
             self.unknown.add(texts, sentences)
         self._write(sentences)
         encoded = iter(sentences)
+        # A sentence without tokens is dropped here.
         for text in batch:
             if text is None:
                 yield None
@@ -243,7 +250,8 @@ class _Writer:
                 yield length
 
     def _write(self, pieces: list[list[int]]) -> None:
-        """Writes tokens behind those that are counted in `self.tokens`, and counts their ids."""
+        """Appends tokens, which the caller adds to `self.tokens`, and counts their ids."""
+        # One array in the dtype of the files, without a list of all numbers in between.
         ids = np.fromiter(chain.from_iterable(pieces), self.dtype, sum(map(len, pieces)))
         self.unigrams += self._counts(ids)
         if self.numbering is not None:
@@ -258,7 +266,11 @@ class _Writer:
     def _share_out(self, first: int, whole: int, split: str, dev_fraction: float) -> int:
         """Enters the documents of the source just written in the tables of the splits → the first sentence held out.
 
-        first: the source's first sentence; whole: how many documents the source itself tells apart.
+        Args:
+            first: the source's first sentence.
+            whole: how many documents the source itself tells apart.
+            split: the split that the source was given for.
+            dev_fraction: the share of it to hold out.
         """
         # Borders and offsets are read back from the files, since a source may have more of them than fit in memory.
         self.borders.flush()
@@ -266,7 +278,7 @@ class _Writer:
         last = self.sentences
         documents = os.fstat(self.borders.file.fileno()).st_size // 8
         cut = self._first_held_out(first, last, documents, whole, split, dev_fraction)
-        # Documents in front of the cut are for training, those behind it held out; one that it runs through is both.
+        # Documents before the cut are for training, documents after it held out; one that it runs through is both.
         begin = first
         for at in range(0, documents, _COPY):
             raw = os.pread(self.borders.file.fileno(), _COPY * 8, at * 8)
@@ -276,7 +288,7 @@ class _Writer:
                     begin = cut
                 self._enter("train" if begin < cut else "dev", begin, end)
                 begin = end
-        # All ids were counted when they were written; the unigrams are those of the train split.
+        # All ids were counted when they were written; the unigrams count the train split only.
         end = self._offset(last)
         for at in range(self._offset(cut), end, _COUNTED):
             self.unigrams -= self._counts(self._token_files.read(at, min(at + _COUNTED, end)))
@@ -286,6 +298,7 @@ class _Writer:
         self, first: int, last: int, documents: int, whole: int, split: str, dev_fraction: float
     ) -> int:
         """Returns where sentences first … last-1 are cut: the first one held out, `last` for none."""
+        # A source of one sentence cannot be parted.
         if not dev_fraction or last - first < 2:
             return first if split == "dev" else last
         if whole > 1:
@@ -303,7 +316,7 @@ class _Writer:
         """Returns the first border of a document from which at most the share remains, so that no document is cut. One
         document at least stays on both sides."""
         start = self._held_out_start(first, last, dev_fraction)
-        # Bisection over the borders in the file: documents - 2 is the last border with a document behind it.
+        # Bisection over the borders in the file: documents - 2 is the last border that a document follows.
         low, high = 0, documents - 2
         while low < high:
             middle = (low + high) // 2
@@ -332,6 +345,7 @@ class _Writer:
 
     def close(self) -> None:
         """Closes every file without writing more."""
+        # Of the token files, only the last is open.
         close_all(
             (self.borders, self.starts, *(table.rows for table in self.tables.values()), *self._token_files.files[-1:])
         )
@@ -339,6 +353,7 @@ class _Writer:
     def finish(self) -> None:
         """Checks the text and writes the rest of the folder. Raises: DataError where nothing can be trained on."""
         train = self.tables["train"]
+        # Refused while nothing is at its place yet: text in which there is nothing to predict.
         if self._windows and train.tokens < 2:
             name = self.sources[0]["name"]
             raise DataError(f"{name}: fewer than two tokens to train on; give more text, or hold out less")
@@ -347,6 +362,7 @@ class _Writer:
                 f"{self.sources[0]['name']}: no document with two sentences to train on ({train.documents} of one "
                 "sentence); put sentences or paragraphs on lines, a blank line between documents, or hold out less"
             )
+        # What was counted, written to files of its own.
         splits = {name: table.summary() for name, table in self.tables.items()}
         self.starts.flush()
         unigrams = HashingWriter(self.folder / "unigrams.bin")
@@ -357,8 +373,10 @@ class _Writer:
             words = [HashingWriter(self.folder / UNKNOWN)]
             words[0].write(self.numbering.unknown())
             words[0].file.close()
+        # Closed before the index is written: a full disk shows here, when the last bytes are written.
         self.close()
         (self.folder / "borders.partial").unlink()
+        # Every file that the index has an entry for.
         written = [
             self.starts,
             unigrams,
@@ -367,6 +385,7 @@ class _Writer:
             *self._token_files.files,
         ]
         self.tokenizer.save(self.folder / "tokenizer")
+        # The index names and seals all of it.
         index: dict[str, object] = {
             "format": FORMAT,
             "tokenizer": self.tokenizer.fingerprint,
@@ -381,9 +400,11 @@ class _Writer:
             "sources": self.sources,
             "files": {out.path.name: out.entry() for out in written},
         }
+        # Sentence pairs are the default stream, and leave it out.
         if self._windows:
             index |= {"stream": self.stream, "documents": self.config.documents}
         if self.numbering is not None:
             index |= {"stream": self.stream, **self.numbering.facts()}
+        # Last, since it covers the sizes and digests of all other files.
         index["fingerprint"] = fingerprint_of(index)
         (self.folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", "utf-8")

@@ -21,7 +21,7 @@ from contexture.data.plain_files import check_unchanged, inner_suffix, open_plai
 from contexture.data.text.lines import LONGEST_ROW
 
 STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
-"""Files in the folder of a saved data set, and in that of its splits."""
+"""Files in the folder of a saved data set, and in the folder of its splits."""
 TEXT = "text"
 """The column of the text."""
 _AT_ONCE = 1024
@@ -45,6 +45,7 @@ def files_of(path: Path) -> tuple[Path, ...]:
     """
     if not path.is_dir():
         return (path,)
+    # A folder of splits, which is not data itself.
     if not (path / STATE).is_file():
         listed = _json(path / SPLITS).get("splits")
         splits = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
@@ -53,12 +54,15 @@ def files_of(path: Path) -> tuple[Path, ...]:
             f"{path}: a data set with the splits {', '.join(splits) or '…'}; name the folder of one: {path / each}"
         )
     state = _json(path / STATE)
+    # After select(), shuffle() or filter() the files still hold all rows.
     if state.get("_indices_data_files"):
         raise DataError(
             f"{path}: rows chosen by an index, which is not read; save dataset.flatten_indices() with save_to_disk"
         )
+    # The files of the set, in its own order.
     entries = state.get("_data_files")
     names = [each.get("filename") if isinstance(each, dict) else None for each in entries or ()]
+    # A name and nothing more: a path could lead out of the folder.
     if not isinstance(entries, list) or not all(isinstance(name, str) and name == Path(name).name for name in names):
         raise DataError(f"{path / STATE}: not the state of a saved data set; save it again with save_to_disk")
     files = tuple(path / str(name) for name in names)
@@ -82,13 +86,16 @@ class Columnar:
         """Yields (number, {column: value}). A class label of `datasets` is its name, None for class -1, which marks an
         unknown label. Cells are converted as they are asked for.
 
-        columns: those to read; all without it.
+        Args:
+            columns: the columns to read; None: all.
 
-        Raises: DataError for a damaged file, and files whose columns differ; from a row, for a value that is no string,
-        number, boolean, or list of them.
+        Raises:
+            DataError: for a damaged file, and files whose columns differ; from a row, for a value that is no string,
+                number, boolean, or list of them.
         """
         schema = self._schema()
         columns = tuple(schema.names) if columns is None else columns
+        # The names of classes, where `datasets` wrote them.
         features = self._features(schema)
         number = 0
         for file in files_of(self.path):
@@ -113,6 +120,7 @@ class Columnar:
             text = row[TEXT]
             if not isinstance(text, str):
                 raise DataError(f"{self.path}:{number}: no string in column {TEXT!r}; leave such rows out")
+            # Counted and hashed as a line of a text file would be.
             seen(f"{text}\n".encode())
             yield number, text
 
@@ -120,15 +128,17 @@ class Columnar:
         files = files_of(self.path)
         if not files:
             raise DataError(f"{self.path}: the data set has no file, and so no row; give another")
+        # The first file's columns are the data set's; the others are compared with them as they are read.
         with _opened(files[0]) as reader:
             schema = _schema_of(reader)
+        # A row is a mapping by name, in which one of two would hide the other.
         twice = [name for name in schema.names if schema.names.count(name) > 1]
         if twice:
             raise DataError(f"{files[0]}: two columns are called {twice[0]!r}; rename one")
         return schema
 
     def _features(self, schema: Any) -> Mapping[str, object]:
-        """Returns what `datasets` says of the columns: its own file beside the data counts, or else the schema."""
+        """Returns what `datasets` says of the columns, in its own file next to the data, or else in the schema."""
         if self.path.is_dir() and (self.path / INFO).is_file():
             features = _json(self.path / INFO).get("features")
             return features if isinstance(features, dict) else {}
@@ -152,9 +162,11 @@ class _Cells:
             import pyarrow.compute as compute
 
             described: Mapping[str, object] = feature if isinstance(feature, dict) else {}
+            # Fields go by their place, since a name may occur twice.
             for place, name in enumerate(names):
                 within = compute.struct_field(column, [place])  # pyright: ignore[reportAttributeAccessIssue]
                 field = _Cells(within, described.get(name))
+                # What cannot be read, or has no name of its own, is left out.
                 if field.readable and names.count(name) == 1:
                     self._fields[name] = field
             self.readable = bool(self._fields)
@@ -168,6 +180,7 @@ class _Cells:
             valid = self._column[place].is_valid
             return {name: field.value(place) for name, field in self._fields.items()} if valid else None
         if self._values is None:
+            # Before the strings are made Python's: a cell may have gigabytes.
             if (longest := _longest(self._column)) > LONGEST_ROW:
                 raise _BadCell(
                     f"holds {longest:,} bytes in a cell near here, more than {LONGEST_ROW:,}; break the text up"
@@ -185,6 +198,7 @@ class _Row(Mapping[str, object]):
 
     def __getitem__(self, name: str) -> object:
         cells = self._cells[name]
+        # An error only where it is asked for: columns that nobody reads may be of any type.
         if not cells.readable:
             raise DataError(
                 f"{self._at}: column {name!r} is of type {cells.type[:60]}; give strings, numbers, or lists of them"
@@ -210,6 +224,7 @@ def _longest(column: Any) -> int:
     import pyarrow.compute as compute
     import pyarrow.types as types
 
+    # Of a dictionary column each string is in the dictionary once.
     column = column.dictionary if types.is_dictionary(column.type) else column
     if not (types.is_string(column.type) or types.is_large_string(column.type)):
         return 0
@@ -220,17 +235,22 @@ def _longest(column: Any) -> int:
 def _converter(type: Any, feature: object) -> tuple[Convert | None, bool]:
     """Returns how a value of a type becomes a cell (None: it is one), and whether it can.
 
-    feature: what `datasets` says of it: {"_type": "ClassLabel", "names": […]}, {"_type": "List", "feature": …}, […].
+    Args:
+        type: Arrow's type.
+        feature: what `datasets` says of it: {"_type": "ClassLabel", "names": […]}, {"_type": "List", "feature": …} or
+            […].
     """
     import pyarrow.types as types
 
     described: Mapping[str, Any] = feature if isinstance(feature, dict) else {}
     if types.is_list(type) or types.is_large_list(type) or types.is_fixed_size_list(type):
+        # `datasets` writes a list as [feature], or in newer versions as an object with a "feature".
         inner = feature[0] if isinstance(feature, list) and feature else described.get("feature")
         convert, readable = _converter(type.value_type, inner)
         if convert is None:
             return None, readable
         return lambda values: [each if each is None else convert(each) for each in values], readable
+    # Class labels are numbers with names.
     names = described.get("names")
     if described.get("_type") == "ClassLabel" and isinstance(names, list) and types.is_integer(type):
         return lambda value: _class_name(value, names), True
@@ -244,7 +264,9 @@ def _converter(type: Any, feature: object) -> tuple[Convert | None, bool]:
         kind = np.float16 if types.is_float16(type) else np.float32
         return lambda value: None if value != value else float(str(kind(value))), True
     if types.is_decimal(type):
+        # Without an exponent, whatever its size.
         return lambda value: format(Decimal(value), "f"), True
+    # Everything else is a cell without conversion, or cannot be read.
     strings = types.is_string(type) or types.is_large_string(type) or types.is_string_view(type)
     return None, strings or types.is_integer(type) or types.is_boolean(type) or types.is_null(type)
 
@@ -260,6 +282,7 @@ def _class_name(value: int, names: list[object]) -> str | None:
 def _batches(file: Path, names: Sequence[str], columns: Sequence[str]) -> Iterator[Any]:
     """Yields record batches of at most _AT_ONCE rows, checked as a whole: a damaged file would else crash pyarrow."""
     with _opened(file, columns) as reader:
+        # Parquet's reader has the one name, the readers of IPC the other.
         schema = reader.schema_arrow if hasattr(reader, "schema_arrow") else None
         if schema is None:
             schema, batches = reader.schema, _messages(reader)
@@ -273,11 +296,13 @@ def _batches(file: Path, names: Sequence[str], columns: Sequence[str]) -> Iterat
                 if batch is None:
                     return
                 batch.validate(full=True)
+            # A batch of IPC is as large as it was written.
             for first in range(0, batch.num_rows, _AT_ONCE):
                 yield batch.slice(first, _AT_ONCE)
 
 
 def _messages(reader: Any) -> Iterator[Any]:
+    # A file knows how many batches it has, a stream does not.
     if hasattr(reader, "num_record_batches"):
         yield from (reader.get_batch(place) for place in range(reader.num_record_batches))
     else:
@@ -298,22 +323,26 @@ def _opened(file: Path, columns: Sequence[str] | None = None) -> Iterator[Any]:
         source = pa.PythonFile(opened, mode="r")
         with _damage(file):
             if inner_suffix(file) == ".parquet":
+                # In pieces of 1 MiB, instead of a whole column chunk at once.
                 reader: Any = pq.ParquetFile(source, buffer_size=1 << 20, pre_buffer=False)
             else:
                 begin = opened.read(len(_FILE))
                 if begin.startswith(b"FEA1"):
                     raise DataError(f"{file}: Feather of version 1, which is not read; write it again with version 2")
+                # What does not begin as a file is taken for a stream.
                 stream = begin != _FILE
                 if stream:
                     _check_ends(file, opened)
                 opened.seek(0)
                 reader = _ipc(pa, source, stream, None)
+                # Opened once more with these columns alone: the others are then never decoded.
                 if columns is not None:
                     numbers = [number for number, name in enumerate(reader.schema.names) if name in columns]
                     opened.seek(0)
                     reader = _ipc(pa, source, stream, pa.ipc.IpcReadOptions(included_fields=numbers))
             _schema_of(reader).names  # noqa: B018  # decodes them: damaged ones are no UTF-8
         yield reader
+        # A file that was written to meanwhile may have given rows of both states.
         check_unchanged(file, opened, at_opening)
 
 
@@ -341,6 +370,7 @@ def _damage(file: Path) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:
+        # pyarrow's own OSErrors have no number.
         if isinstance(error, OSError) and error.errno is not None:  # of the disk
             raise
         reason = " ".join(str(error).split())[:120] or type(error).__name__

@@ -28,7 +28,7 @@ _ADDRESS = re.compile(rf"hf://?datasets/(?P<repo>[\w.-]+/[\w.-]+){_REVISION}/(?P
 _MODEL = re.compile(r"(?P<repo>\w[\w.-]*(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _IN_FOLDERS = (".txt", ".jsonl", ".tsv", ".csv", ".conll", ".conllu", *COLUMNAR)
-"""Files that a folder of a data set stands for."""
+"""Files that are read where an address names a folder of a data set."""
 _TOKEN = "a token (`hf auth login`, or HF_TOKEN)"
 P = TypeVar("P", str, Path)
 
@@ -45,6 +45,7 @@ class _Address:
     def parse(cls, address: str) -> "_Address":
         match = _ADDRESS.fullmatch(address)
         path = match["path"].rstrip("/") if match else ""
+        # `..` would lead out of the data set's folder in the cache.
         if not match or not path or ".." in path.split("/"):
             raise DataError(f"{address}: no address of a data set's files on the hub; give {_FORM}")
         return cls(match["repo"], unquote(match["revision"] or ""), path)
@@ -64,7 +65,7 @@ def is_model_name(name: str) -> bool:
 
 
 def local_files(address: str) -> list[Path]:
-    """Returns the files that an address stands for, downloaded: of a folder those directly within it, in their order.
+    """Returns the files that an address names, downloaded; for a folder, the files directly within it, in their order.
 
     Raises: DataError for an address, a data set, a revision or a file that does not exist, or may not be read;
     ConnectionError where the hub cannot be reached and the cache lacks the files.
@@ -73,15 +74,16 @@ def local_files(address: str) -> list[Path]:
 
 
 def local_file(path: P) -> P:
-    """Returns a path as it is, and the file on disk that an address stands for.
+    """Returns a path unchanged, or the file on disk that an address names.
 
-    Raises: as `local_files`; DataError where it stands for several.
+    Raises: as `local_files`; DataError where it names several.
     """
     if not is_address(path):
         return path
     files = local_files(str(path))
     if len(files) > 1:
         raise DataError(f"{path}: stands for {len(files)} files, and one is wanted; name it: {files[0].name}, …")
+    # A str or a Path, as it was given.
     return type(path)(files[0])
 
 
@@ -92,17 +94,20 @@ def with_local_files(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 def cached_files(address: str) -> list[Path]:
-    """Returns the files that an address stands for if the cache has them, [] otherwise; downloads nothing."""
+    """Returns the files that an address names if the cache has them, [] otherwise; downloads nothing."""
+    # What is wrong with an address is said where it is read.
     with contextlib.suppress(DataError, ConnectionError):
         return list(_download(address, cached=True)[1])
     return []
 
 
 def with_commits(paths: Iterable[str], before: Iterable[str] = ()) -> tuple[str, ...]:
-    """Returns paths with the commit of the data set in each address, so that it stands for the same files for ever.
+    """Returns paths with the commit of the data set in each address, so that it names the same files for ever.
 
-    before: paths that a run began with. An address of them that differs by its commit alone is taken, whatever the data
-    set's newest commit is now.
+    Args:
+        paths: paths and addresses.
+        before: paths that a run began with. Where an address differs from one of them by its commit alone, that one is
+            taken, whatever the data set's newest commit is now.
 
     Raises: as `local_files`.
     """
@@ -113,8 +118,10 @@ def with_commits(paths: Iterable[str], before: Iterable[str] = ()) -> tuple[str,
 def _pinned(address: str, before: Sequence[str]) -> str:
     """Returns an address with its commit. Files that the run did not begin with are downloaded, to be compared."""
     this = _Address.parse(address)
+    # The very address that the run began with: nothing is asked of the hub.
     if _COMMIT.fullmatch(this.revision) and address in before:
         return address
+    # Without a revision it means the newest state; a run goes on with the one that it began with.
     for other in () if this.revision else map(_Address.parse, filter(is_address, before)):
         if _COMMIT.fullmatch(other.revision) and (other.repo, other.path) == (this.repo, this.path):
             return this.at(other.revision)
@@ -122,7 +129,7 @@ def _pinned(address: str, before: Sequence[str]) -> str:
 
 
 def model_files(name: str, patterns: Sequence[str]) -> tuple[Path, str]:
-    """Downloads those files of a model that fit one of the patterns → (their folder, OWNER/NAME@COMMIT).
+    """Downloads the files of a model that fit one of the patterns → (their folder, OWNER/NAME@COMMIT).
 
     Raises: as `local_files`.
     """
@@ -135,13 +142,15 @@ def model_files(name: str, patterns: Sequence[str]) -> tuple[Path, str]:
 
 @functools.cache  # a process reads one state of a data set, and asks for it once
 def _download(address: str, cached: bool = False) -> tuple[str, tuple[Path, ...]]:
-    """Returns (the commit, the files that an address stands for). cached: nothing is downloaded."""
+    """Returns (the commit, the files that an address names). cached: nothing is downloaded."""
     this = _Address.parse(address)
     has_signs = any(sign in this.path for sign in "*?[")
+    # A path may be a file or a folder: which one is seen when its files are there.
     patterns = [this.path] if has_signs else [this.path, f"{this.path}/*"]
     folder = _snapshot(address, "data set", this.repo, this.revision, patterns, cached)
     place = folder / this.path
     if has_signs:
+        # Sorted, so that the same address is the same text on every machine.
         files = sorted(file for file in folder.glob(this.path) if file.is_file())
     elif place.is_dir():
         files = sorted(file for file in place.iterdir() if inner_suffix(file) in _IN_FOLDERS and file.is_file())
@@ -200,6 +209,7 @@ def _one_line_errors(name: str, what: str) -> Iterator[None]:
     hub = constants.ENDPOINT.removeprefix("https://")
     try:
         yield
+    # First, since the library derives it from the error for a missing repository.
     except errors.GatedRepoError:
         raise DataError(
             f"{name}: its owner wants to be asked first; ask on its page at {hub}, then give {_TOKEN}"
@@ -211,6 +221,7 @@ def _one_line_errors(name: str, what: str) -> Iterator[None]:
         raise DataError(
             f"{name}: {where}no such {what} at {hub}, or a private one; check the name, or give {_TOKEN}"
         ) from None
+    # Neither hub nor cache has it; the cause says why the hub did not answer.
     except errors.LocalEntryNotFoundError as error:
         raise _unreachable(name, what, hub, error.__cause__ or error) from None
     except OSError as error:

@@ -44,6 +44,7 @@ def json_records(path: Path, expected: str, seen: Seen = len) -> Iterator[tuple[
 def _record(line: str, at: str, expected: str) -> JsonObject | DataError:
     try:
         record = json_value(line)
+    # A line is an error of its own: the caller decides whether it ends the work.
     except (ValueError, RecursionError) as error:
         return DataError(f"{at}: {fault_of(error)}; {expected}")
     return _checked(record, line, at, expected)
@@ -60,7 +61,7 @@ def _checked(record: object, text: str, at: str, expected: str) -> JsonObject | 
 
 
 class _Values:
-    """The values of a *.json: those of its array, or one after the other."""
+    """The values of a *.json: the items of its array, or values one after the other."""
 
     def __init__(self, path: Path, expected: str) -> None:
         self.path, self.expected = path, expected
@@ -71,13 +72,16 @@ class _Values:
     def records(self, seen: Seen) -> Iterator[tuple[int, JsonObject | DataError]]:
         self.utf8 = codecs.getincrementaldecoder("utf-8-sig")()
         with open_stream(self.path, seen) as self.file:
+            # Without a bracket the file has values one after the other.
             array = self._next() == "["
             self.place += array
             number = 0
+            # Only an empty array may end here; after a comma, ] is an error.
             while (sign := self._next()) and not (array and sign == "]" and not number):
                 value, text = self._value()
                 yield number, _checked(value, text, f"{self.path}:{number}", self.expected)
                 number += 1
+                # Values that follow each other have nothing between them.
                 if not array:
                     continue
                 if (sign := self._next()) == "]":
@@ -107,12 +111,14 @@ class _Values:
         """Reads on. Returns whether there was more."""
         if self.ended:
             return False
+        # What was read is dropped, and its lines are counted.
         self.line += self.held.count("\n", 0, self.place)
         self.held, self.place = self.held[self.place :], 0
         # As much again as is held, so that a long object is not decoded more than a few times.
         raw = self.file.read(max(_PIECE, len(self.held)))
         self.ended = not raw
         try:
+            # A piece may end within a character, whose bytes the decoder keeps.
             self.held += self.utf8.decode(raw, final=self.ended)
         except UnicodeDecodeError as error:
             line = self.line + self.held.count("\n") + raw[: max(error.start, 0)].count(b"\n")
@@ -132,6 +138,7 @@ class _Values:
                 if end < len(self.held) or isinstance(value, dict) or self.ended:
                     text, self.place = self.held[self.place : end], end
                     return value, text
+            # Before the end of the file an error may only mean that the value is not there as a whole.
             except json.JSONDecodeError as error:
                 if self.ended:
                     reason, at = error.msg, error.pos

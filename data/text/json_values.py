@@ -10,7 +10,7 @@ import json
 
 
 class RepeatedKey(ValueError):
-    """An object that has a key twice, of which nobody can tell which one is meant."""
+    """An object has a key twice: nobody can tell which value is meant."""
 
 
 def json_value(text: str) -> object:

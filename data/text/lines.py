@@ -34,9 +34,14 @@ def split_lines(text: str) -> list[str]:
 def lines(path: Path, seen: Seen = len, cut_long: bool = False, most: int = LONGEST_ROW) -> Iterator[tuple[int, str]]:
     """Yields the lines of a file in UTF-8, with their ends, each with its number.
 
-    cut_long: a line over LONGEST_LINE bytes comes in pieces of one number; else one over `most` is an error.
+    Args:
+        path: the file.
+        seen: gets all bytes as they are read.
+        cut_long: whether a line over LONGEST_LINE bytes comes in pieces of one number.
+        most: otherwise, the most bytes of a line.
 
-    Raises: DataError with file:line for a line that is not UTF-8, or too long.
+    Raises:
+        DataError: with file:line for a line that is not UTF-8, or too long.
     """
     for number, line, wrong in decoded_lines(path, seen, cut_long, most):
         if wrong:
@@ -53,6 +58,7 @@ def decoded_lines(
         try:
             yield number, raw.decode("utf-8"), None
         except UnicodeDecodeError as error:
+            # In characters, from 1.
             column = len(raw[: error.start].decode("utf-8")) + 1
             where = f"byte 0x{raw[error.start]:02x} at column {column}"
             wrong = DataError(f"{path}:{number}: not UTF-8 ({where}); save the file as UTF-8")
@@ -75,8 +81,8 @@ def _raw_lines(path: Path, seen: Seen, cut_long: bool, most: int) -> Iterator[tu
                 number += 1
             elif cut_long and len(rest) >= limit:
                 raw = bytes(rest)
-                # Behind the last space (not one at the very beginning, which would leave an empty piece); where there
-                # is none, in front of a character that is not whole: back over the 10xxxxxx bytes to its first one.
+                # After the last space (not one at the very beginning, which would leave an empty piece); where there is
+                # none, before a character that is not whole: back over the 10xxxxxx bytes to its first one.
                 cut = raw.rfind(b" ", 1) + 1
                 if not cut:
                     cut = len(raw)

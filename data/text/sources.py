@@ -62,6 +62,7 @@ class TextFile:
 
     @property
     def name(self) -> str:
+        # A path like "." has no name of its own.
         return self.path.name or Path(os.path.realpath(self.path)).name
 
     @property
@@ -71,6 +72,7 @@ class TextFile:
     @property
     def parts(self) -> tuple[tuple[str, int, int], ...]:
         """The parts that are read, as `tfds.Split.parts`: (file, first, end). A text file is read whole."""
+        # One part each, from 0 to 1: two sources with the same file overlap.
         return tuple((os.path.realpath(file), 0, 1) for file in files_of(self.path))
 
     def __str__(self) -> str:
@@ -80,7 +82,7 @@ class TextFile:
         """Yields the lines as (line number, line without outer spaces); an empty line is a border between documents.
 
         Every byte on disk goes through `seen` as it is read; of a columnar file every text, as of a TFDS set. Memory is
-        bounded by one line: that of a *.txt is cut at LONGEST_LINE bytes, that of a *.jsonl is one document; and by a
+        bounded by one line (of a *.txt it is cut at LONGEST_LINE bytes, of a *.jsonl it is one document), and by a
         record batch of a columnar file.
 
         Raises: DataError with file:line where a line is not UTF-8, or not an object with a "text".
@@ -91,6 +93,7 @@ class TextFile:
             return
         for number, text in self._rows(seen):
             for paragraph in split_lines(text):
+                # Only the end of a row is a border: blank lines within a text are none.
                 if paragraph.strip():
                     yield number, paragraph.strip()
             yield number, ""
@@ -111,6 +114,7 @@ class TextFile:
         held: list[str] = []
         size = before = 0
         in_document = False
+        # With one more of number 0, so that every piece has a successor, and the last one is known by it.
         pieces = chain(lines(self.path, seen, cut_long=True), [(0, "")])
         for (number, piece), (after, _) in pairwise(pieces):
             # A long line comes in pieces of one number. A piece is blank only as a whole line: white space in the
@@ -136,6 +140,7 @@ class TextFile:
     def _rows(self, seen: Seen) -> Iterator[tuple[int, str]]:
         """Yields the texts of a table with their numbers."""
         suffix = inner_suffix(self.path)
+        # A binary table, or a folder of them.
         if suffix not in _WANTED or self.path.is_dir():
             yield from Columnar(self.path).texts(seen)
             return
@@ -151,7 +156,7 @@ Source = TextFile | tfds.Split
 
 
 def expand(paths: str | Path | Iterable[str | Path], what: str = "data.path") -> list[Source]:
-    """Files, folders and TFDS sets → the sources to read; a folder stands for its sorted files of IN_FOLDERS.
+    """Files, folders and TFDS sets → the sources to read; of a folder, its sorted files of IN_FOLDERS.
 
     Raises: DataError naming a source that is missing, empty, of no known format, or given twice.
     """
@@ -159,6 +164,7 @@ def expand(paths: str | Path | Iterable[str | Path], what: str = "data.path") ->
     if not paths:
         raise DataError(f"{what} names no text; give a file, several, or a folder")
     sources = [source for path in paths for source in present(path, what)]
+    # By files and rows, not by names: a link to a file is the same file.
     if twice := shared(sources):
         raise DataError(f"{twice}: {what} names this {twice.kind} twice; give every {twice.kind} once")
     _check_one_compression(sources, what)
@@ -177,6 +183,7 @@ def check_beginnings(sources: Iterable[Source]) -> None:
         if not isinstance(source, TextFile) or source.path.is_dir() or inner_suffix(source.path) in COLUMNAR:
             continue
         size = 0
+        # As many lines as fit in the first 64 KiB.
         for _, line in source.documents():
             size += len(line) + 1
             if size > CHUNK:
@@ -185,6 +192,7 @@ def check_beginnings(sources: Iterable[Source]) -> None:
 
 def present(path: str | Path, what: str = "data.path") -> list[Source]:
     """Returns the sources at a path. Raises: DataError where none exists, or it is no text."""
+    # Addresses first: they are no paths.
     if str(path).startswith(tfds.PREFIX):
         return [tfds.open_split(str(path))]
     if hub.is_address(path):
@@ -197,6 +205,7 @@ def present(path: str | Path, what: str = "data.path") -> list[Source]:
     check_plain(path)
     if not path.is_dir():
         raise DataError(f"{path}: {what} names no such file or folder; check the path")
+    # A saved data set is one source, whatever else its folder holds.
     if is_saved(path):
         files_of(path)  # says what is wrong with it
         return [TextFile(path)]
@@ -241,10 +250,11 @@ def _check_text(path: Path, what: str) -> None:
 
 
 def _check_one_compression(sources: Sequence[Source], what: str) -> None:
-    """Raises: DataError for a file beside its own compressed copy: the same text twice."""
+    """Raises: DataError for a file together with its own compressed copy: the same text twice."""
     names: dict[str, Source] = {}
     for source in sources:
         plain = str(source)
+        # "a.txt" and "a.txt.gz" have one name without the compression.
         if isinstance(source, TextFile) and is_compressed(plain):
             plain = os.path.splitext(plain)[0]
         if other := names.get(plain):
@@ -254,7 +264,7 @@ def _check_one_compression(sources: Sequence[Source], what: str) -> None:
 
 def shared(sources: Sequence[Source]) -> Source | None:
     """Returns the later of two sources with a file, or rows of a TFDS set, in common; None where no two have any."""
-    # Sorted by file and first row, parts that overlap stand next to each other.
+    # Sorted by file and first row, parts that overlap are neighbours.
     parts = sorted((*part, place) for place, source in enumerate(sources) for part in source.parts)
     for (file, _, end, place), (other, start, _, next_place) in pairwise(parts):
         if file == other and start < end:
@@ -284,6 +294,7 @@ def sentence_batches(source: Source, split: bool, seen: Seen = len) -> Iterator[
     batch: list[str | None] = []
     size = 0
     for _, line in source.documents(seen):
+        # An empty line is a border.
         for text in (sentences(line) if split else [line]) if line else [None]:
             batch.append(text)
             size += len(text or "") + 1
@@ -297,12 +308,21 @@ def document_batches(
     source: Source, documents: str, cut: Callable[[str, int], list[str]], seen: Seen = len
 ) -> Iterator[list[str | None]]:
     """Yields a source's documents in parts that may be encoded alone, None after each document, in lists of about half
-    a million characters. cut: splits a text into such parts of about so many characters (`Tokenizer.split_long`)."""
+    a million characters.
+
+    Args:
+        source: the text.
+        documents: what a document is (`data.documents`).
+        cut: splits a text into such parts of about so many characters (`Tokenizer.split_long`).
+        seen: gets all bytes as they are read.
+    """
     batch: list[str | None] = []
     size, rest = 0, ""
     for chunk in source.chunks(documents, seen):
+        # What was held back goes before the new text.
         parts: list[str | None] = [*cut(rest + chunk, _PART)] if rest or chunk else []
         rest = ""
+        # The end of a document: nothing is held back across it.
         if not chunk:
             parts.append(None)
         # The last part is held back: the next chunk may go on within its last word.

@@ -47,7 +47,7 @@ class Split:
     size: int
     """Bytes of its files."""
     parts: tuple[tuple[str, int, int], ...]
-    """Its files, with the first example that is read of each, and the one behind the last."""
+    """Its files, each with the first example that is read and the one after the last."""
     features: Mapping[str, object]
     """TFDS's description of each column but `idx`, which only counts the rows."""
     records: Records
@@ -64,10 +64,12 @@ class Split:
             numbers = range(at, min(at + _AT_ONCE, len(self.records)))
             try:
                 records = self.records.__getitems__(list(numbers))
+            # The library raises anything for a damaged file.
             except Exception as error:
                 raise self._damaged(at, error) from None
             for number, record in zip(numbers, records, strict=True):
                 row: dict[str, Cell] = {}
+                # Cell by cell, so that an error names its row.
                 for name, feature in self.features.items():
                     try:
                         row[name] = _plain(feature, record[name])
@@ -90,6 +92,7 @@ class Split:
             lines = [line.strip() for line in split_lines(text)]
             full = [line for line in lines if line]
             if len(full) < 2:
+                # An example without text is an empty line, and so a border.
                 yield number, "".join(full)
             else:
                 yield from ((number, line) for line in ("", *full, ""))
@@ -135,6 +138,7 @@ def open_split(name: str) -> Split:
     Raises: DataError for another name, and for a set that is not on disk, not in array_record, damaged, or has no such
     split.
     """
+    # Where the set lies ...
     match = _NAME.fullmatch(name.removeprefix(PREFIX))
     if match is None:
         raise DataError(f"{name}: no name of a TFDS set; give tfds:NAME[/CONFIG][:VERSION][:SPLIT], as tfds:lm1b:train")
@@ -142,6 +146,7 @@ def open_split(name: str) -> Split:
     spec = match["split"] or "train"
     import tensorflow_datasets as tfds
 
+    # ... what it is, after a look at what it would import ...
     _check_features(folder / "features.json")
     try:
         builder: Any = tfds.builder_from_directory(folder)  # TFDS has no types
@@ -149,6 +154,7 @@ def open_split(name: str) -> Split:
         splits, features = info.splits, {key: info.features[key] for key in sorted(info.features) if key != "idx"}
     except Exception as error:
         raise DataError(f"{folder}: damaged, no TFDS set ({_reason(error)}); prepare it again") from None
+    # Names are checked here, so that a wrong one gets a suggestion; the expression is TFDS's own.
     for split in re.findall(r"(?:^|\+)\s*(\w+)", spec):
         if split not in splits and split != "all":
             existing = ", ".join(splits)
@@ -167,6 +173,7 @@ def open_split(name: str) -> Split:
             f"{name}: lies in {folder} as {info.file_format.value}, which needs TensorFlow; get it as array_record "
             f"into another TFDS_DATA_DIR, on a machine with network: {_how_to_get(match['set'], match['version'])}"
         )
+    # ... and whether its files are there.
     files = sorted({str(each.filename) for each in instructions})
     if missing := [file for file in files if not os.path.isfile(file)]:
         raise DataError(f"{missing[0]}: missing, a file of {name}; prepare the set again")
@@ -175,6 +182,7 @@ def open_split(name: str) -> Split:
     except Exception as error:
         raise DataError(f"{name}: cannot be read ({_reason(error)}); prepare the set again") from None
     parts = tuple((os.path.realpath(each.filename), each.skip, each.skip + each.take) for each in instructions)
+    # The split is part of the name, given or not.
     named = name if match["split"] else f"{name}:{spec}"
     return Split(named, sum(os.path.getsize(file) for file in files), parts, features, records)
 
@@ -210,6 +218,7 @@ def _is_dtype(name: object) -> bool:
     try:
         return isinstance(name, str) and np.dtype(name) is not None
     except (TypeError, ValueError, SyntaxError):
+        # TFDS's own names, which NumPy lacks.
         return name in ("string", "bfloat16")
 
 
@@ -237,6 +246,7 @@ def _folder(name: str, dataset: str, version: str | None) -> Path:
             f"machine with network: {_how_to_get(dataset, version)}"
         )
     if version is None:
+        # By numbers: 1.10.0 is newer than 1.9.0.
         return max(versions[dataset])[1]
     for numbers, folder in versions[dataset]:
         if numbers == tuple(map(int, version.split("."))):
@@ -255,7 +265,7 @@ def _how_to_get(dataset: str, version: str | None) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Returns the last line of a library's error, where the reason stands."""
+    """Returns the last line of a library's error, which gives the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:200] if lines else type(error).__name__
 
@@ -266,6 +276,7 @@ def _plain(feature: Any, value: Any) -> Cell:
 
     kinds: Any = tfds.features
     if isinstance(feature, kinds.ClassLabel):
+        # -1 marks a hidden label, as of GLUE's tests.
         return feature.int2str(int(value)) if value >= 0 else None
     if isinstance(feature, kinds.Sequence) and not isinstance(value, dict):
         return [_plain(feature.feature, each) for each in value]
@@ -273,6 +284,7 @@ def _plain(feature: Any, value: Any) -> Cell:
         return value.decode("utf-8")
     if isinstance(value, str | dict | list) or np.ndim(value):
         return value
+    # In the feature's own dtype again, whatever the reader made of it.
     kept = np.asarray(value, feature.np_dtype)[()]
     # A float32 has its own shortest decimals: 3.8, and not 3.799999952316284, which is the same number as a float64.
     if isinstance(kept, np.floating):

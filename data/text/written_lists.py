@@ -24,10 +24,15 @@ _MISSING = ("none", "nan", "null")
 
 
 def written_list(text: str, *, numbers: bool = False) -> list[str | None] | None:
-    """Returns the strings of a list that a text is, None for one that is missing in it; None for a text that is no
-    list. numbers: a list of numbers is one too, which are returned as they are written.
+    """Returns the strings of a list that was written as text, None for each missing one; None for a text that is no
+    list.
 
-    Raises: ValueError with the reason for what begins as a list of strings does, and cannot be read as one.
+    Args:
+        text: the text.
+        numbers: whether a list of numbers counts as one too; its numbers are returned as they are written.
+
+    Raises:
+        ValueError: with the reason, for a text that begins like a list of strings and cannot be read as one.
     """
     text = text.strip()
     if text[:1] + text[-1:] not in ("[]", "()") or text == "()":
@@ -36,6 +41,7 @@ def written_list(text: str, *, numbers: bool = False) -> list[str | None] | None
     if not (quoted or _MISSING_FIRST.match(text) or (numbers and _NUMBER_FIRST.match(text))):
         return None
     try:
+        # As JSON first, whose strings have escapes of their own.
         items = _json_strings(text) or _items(text)
         if any("\ud800" <= character <= "\udfff" for item in items for character in item or ""):
             raise ValueError("half a character, \\ud800 to \\udfff")
@@ -64,9 +70,10 @@ def _items(text: str) -> list[str | None]:
         if match is None:
             raise ValueError("NumPy left out its middle" if "..." in inner else "not every item is in quotes")
         items.append(_item(match[1]))
+        # What separates the items: commas, or only white space.
         behind.append(match[2].strip())
         place = match.end()
-    # In Python ('a') is no tuple, and in NumPy no item has a comma behind it.
+    # In Python ('a') is no tuple, and in NumPy no item is followed by a comma.
     if len({*behind[:-1]}) > 1 or (text[0] == "(" and "," not in behind):
         raise ValueError("commas are missing between its items")
     return items

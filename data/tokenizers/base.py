@@ -13,7 +13,7 @@ from contexture.data.tokenizers.wordpiece import WordPiece
 
 
 class Tokenizer(Protocol):
-    """A tokenizer, as code outside this folder uses it. WordPiece alone has `cls`, `sep` and `mask` besides."""
+    """A tokenizer, as code outside this folder uses it. Only WordPiece also has `cls`, `sep` and `mask`."""
 
     kind: str
     size: int
@@ -59,7 +59,7 @@ class Tokenizer(Protocol):
 
     def split_long(self, text: str, limit: int) -> list[str]:
         """Splits a text into parts of about `limit` characters (more where it cannot be cut) that may be encoded alone:
-        their ids, joined, are those of the whole."""
+        their ids, joined, are the ids of the whole."""
         ...
 
     def files(self) -> dict[str, bytes]:
@@ -67,7 +67,7 @@ class Tokenizer(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Writes the files into a folder that appears whole; one that holds the same is left as it is.
+        """Writes the files into a folder that appears whole; a folder with the same files is left alone.
 
         Raises: DataError where the folder holds something else, or cannot be made.
         """
@@ -75,13 +75,14 @@ class Tokenizer(Protocol):
 
 
 class WithAddedTokens(TextEncoder):
-    """A vocabulary with special tokens behind it; all other ids stay. Text that spells one of them is text."""
+    """A vocabulary with special tokens appended; all other ids stay. Text that spells one of them is text."""
 
     def __init__(self, base: Tokenizer, names: Sequence[str]) -> None:
         self.base, self.names = base, tuple(names)
         self.kind, self.pad, self.lossless = base.kind, base.pad, base.lossless
         self.end, self.unk = base.end, base.unk
         self.size = base.size + len(names)
+        # Behind the base's ids, so that rows of the base's embeddings keep their meaning.
         self.specials: Mapping[str, int] = {name: base.size + place for place, name in enumerate(names)}
         self.fingerprint = tokenizer_files.fingerprint(self.kind, base=base.fingerprint, specials=self.names)
 
@@ -112,6 +113,7 @@ class WithAddedTokens(TextEncoder):
 
     def files(self) -> dict[str, bytes]:
         files = self.base.files()
+        # The base's own files, with the names among its options.
         options = {**json.loads(files[tokenizer_files.OPTIONS]), "specials": self.names}
         return {**files, tokenizer_files.OPTIONS: tokenizer_files.as_options(options)}
 
@@ -120,7 +122,7 @@ class WithAddedTokens(TextEncoder):
 
 
 def with_added_tokens(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
-    """Returns the same vocabulary, with tokens behind it that no text spells: `with_added_tokens(tokenizer,
+    """Returns the same vocabulary with tokens appended that no text spells: `with_added_tokens(tokenizer,
     ["_start_"])`.
 
     Raises: DataError for WordPiece, which has its own, for words, for a name twice, and for no name.
@@ -129,7 +131,7 @@ def with_added_tokens(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
         raise DataError(f"a wordpiece vocabulary has its own special tokens ({', '.join(wordpiece.SPECIAL)}); use them")
     if tokenizer.kind in (Words.kind, StaticWords.kind):
         raise DataError(f"no special tokens are added to a vocabulary of kind {tokenizer.kind}; use it as it is")
-    # Tokens added twice stand behind one another in a single list.
+    # Tokens added in two turns are one list: no vocabulary is wrapped twice.
     base, old = (tokenizer.base, tokenizer.names) if isinstance(tokenizer, WithAddedTokens) else (tokenizer, ())
     all_names = [*old, *names]
     if not names or "" in names:

@@ -58,6 +58,7 @@ class ByteBPE(TextEncoder):
         self.size = len(vocabulary)
         self.end = ids.get(END)
         self.fingerprint = tokenizer_files.fingerprint(self.kind, vocabulary=self.vocabulary, merges=self.merges)
+        # What each token spells, for decoding and for places.
         self._bytes = [_bytes(token) for token in vocabulary]
         self._tokenizer = tokenizers.Tokenizer(models.BPE(ids, list(self.merges)))
         self._tokenizer.pre_tokenizer = _byte_words()  # type: ignore[assignment]
@@ -75,6 +76,7 @@ class ByteBPE(TextEncoder):
         )
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
+        # A token spells so many bytes: places follow from sizes alone, and need no second encoding.
         return [
             (ids, tokenizer_files.offsets_of_bytes(text, [len(self._bytes[number]) for number in ids]))
             for text, ids in zip(texts, self.encode_batch(texts), strict=True)
@@ -133,6 +135,7 @@ class Gpt1BPE(TextEncoder):
         self.size = len(vocabulary)
         self.unk = ids["<unk>"]
         self.cleaned: Cleaned = cleaned
+        # The original's way is the default, and needs no option.
         self._options = {} if cleaned == "original" else {"cleaned": cleaned}
         self.fingerprint = tokenizer_files.fingerprint(
             self.kind, vocabulary=self.vocabulary, merges=self.merges, **self._options
@@ -140,6 +143,7 @@ class Gpt1BPE(TextEncoder):
         model = models.BPE(ids, list(self.merges), unk_token="<unk>", end_of_word_suffix="</w>")
         self._tokenizer = tokenizers.Tokenizer(model)
         if cleaned == "original":
+            # In place of spaCy. White space has cut the text before (`_gpt1_words`).
             self._tokenizer.pre_tokenizer = pre_tokenizers.Punctuation()  # type: ignore[assignment]
         else:
             self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)  # type: ignore[assignment]
@@ -152,6 +156,7 @@ class Gpt1BPE(TextEncoder):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, without special tokens; what no token spells is `<unk>`."""
+        # Cleaned and cut within the library, which wants whole texts.
         if self.cleaned == "transformers":
             return _ids(self._tokenizer, list(texts))
         words = [_gpt1_words(text) for text in texts]
@@ -165,22 +170,25 @@ class Gpt1BPE(TextEncoder):
     def _placed(self, text: str) -> Placed:
         # The tokenizer knows the place of a token in its word, the clean-up where the characters of words come from.
         words, origins_N2 = _gpt1_words(text), nonblank_places(text)
+        # at: characters of the cleaned text so far, white space not counted.
         ids, offsets, at = list[int](), list[tuple[int, int]](), 0
         encoded = tokenizer_files.encode_placed(self._tokenizer, words)
         for word, (tokens, places) in zip(words, encoded, strict=True):
             ids += tokens
-            if word == "\n":  # a token of its own, which stands for no character
+            if word == "\n":  # a token of its own, which spells no character of the text
                 end = int(origins_N2[at - 1, 1]) if at else 0
-                # Words that are mended together have one place, before the line end and behind it.
+                # Words that are mended together have one place, before and after the line end.
                 begin = min(end, int(origins_N2[at, 0])) if at < len(origins_N2) else end
                 offsets += [(begin, end)] * len(tokens)
                 continue
+            # Places within the word become places in the text, from its first character's to its last's.
             offsets += [(int(origins_N2[at + a, 0]), int(origins_N2[at + b - 1, 1])) for a, b in places]
             at += len(word)
         return ids, offsets
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids → words with spaces between."""
+        # Every word ends in </w>, which becomes the space after it.
         text = "".join(self.vocabulary[number] for number in ids).replace("</w>", " ")
         return LINES.sub("\n", text).strip(" ")
 
@@ -219,9 +227,10 @@ def learn_byte_bpe(texts: Iterable[str], size: int) -> ByteBPE:
             words[word] += count
     if not words:
         raise DataError("no word in the text to learn a vocabulary from; give text")
-    # One less: <|endoftext|> stands behind all that is learned.
+    # One less: <|endoftext|> comes after all that is learned.
     trainer = trainers.BpeTrainer(vocab_size=size - 1, min_frequency=2, initial_alphabet=[*BYTES], show_progress=False)
     learner = tokenizers.Tokenizer(models.BPE())
+    # Words are spelled in the characters for bytes, with spaces between them: no pattern is needed.
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
     learner.train_from_iterator(word_counts.repeated(words), trainer)
     # The learned model is published as JSON only; its tokens are numbered in the order in which they were joined.
@@ -235,6 +244,7 @@ def _byte_words() -> pre_tokenizers.ByteLevel:
 
 
 def _ids(tokenizer: tokenizers.Tokenizer, words: list[str]) -> list[list[int]]:
+    # encode_batch_fast computes no places.
     return [word.ids for word in tokenizer.encode_batch_fast(words, add_special_tokens=False)]
 
 
@@ -264,7 +274,9 @@ def read_pair(folder: Path, encoder: str, merges: str) -> tuple[list[str], list[
             raise DataError(f"{folder / name}: missing beside {other}; put both files of a published pair there")
     lines = tokenizer_files.read_lines(folder / merges)
     first = int(lines[0].startswith("#version") or not lines[0])  # a line with a version, or none
+    # Each merge with its line, for messages.
     numbered = [(f"{folder / merges}:{number}", line) for number, line in enumerate(lines[first:], first + 1)]
+    # As pairs, in which a token that occurs twice can be seen.
     entries = tokenizer_files.read_json(folder / encoder, hook=list)
     return checked_pair(entries, folder / encoder, numbered, folder / merges)
 
@@ -272,9 +284,16 @@ def read_pair(folder: Path, encoder: str, merges: str) -> tuple[list[str], list[
 def checked_pair(
     entries: object, encoder: Path, lines: Iterable[tuple[str, str]], merges: Path
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """Returns the tokens in the order of their ids, and the merges. entries: (token, id) each; lines: (where, merge).
+    """Returns the tokens in the order of their ids, and the merges.
 
-    Raises: DataError where they do not belong together.
+    Args:
+        entries: (token, id) each.
+        encoder: the file of the tokens.
+        lines: (where, merge) each.
+        merges: the file of the merges.
+
+    Raises:
+        DataError: when they do not belong together.
     """
     vocabulary = ordered(entries, encoder)
     pairs = _merges(lines, set(vocabulary), encoder.name)
@@ -300,16 +319,18 @@ def ordered(pairs: object, file: Path) -> list[str]:
     entries = pairs if isinstance(pairs, list) else []
     if lone := [e[0] for e in entries if isinstance(e, tuple) and any("\ud800" <= c <= "\udfff" for c in str(e[0]))]:
         raise DataError(f"{file}: the token {lone[0]!r} is no text in UTF-8; give the file as it was published")
+    # type() and not isinstance: True is no id.
     if not entries or not all(isinstance(entry, tuple) and type(entry[1]) is int for entry in entries):
         raise DataError(
             f'{file}: not a vocabulary; it wants one object that gives each token its id: {{"the": 262, …}}'
         )
-    # Pairs, not a dict: a token that stands twice in the file must be seen.
+    # Pairs, not a dict: a token that occurs twice in the file must be seen.
     tokens: dict[int, str] = {}
     for token, number in entries:
         if number in tokens:
             raise DataError(f"{file}: {tokens[number]!r} and {token!r} both have id {number}; give each its own")
         tokens[number] = token
+    # Ids run from 0 without a hole, since they are rows of a table.
     for number in range(len(tokens)):
         if number not in tokens:
             raise DataError(f"{file}: no token has id {number}; {len(tokens)} ids run from 0 to {len(tokens) - 1}")
@@ -326,6 +347,7 @@ def _merges(lines: Iterable[tuple[str, str]], vocabulary: set[str], encoder: str
         first, _, second = line.partition(" ")
         if not first or not second or " " in second:
             raise DataError(f"{where}: {line!r} is no merge; it wants two tokens with a space between")
+        # Checked here, where the line is known.
         for token in (first, second, first + second):
             if token not in vocabulary:
                 raise DataError(

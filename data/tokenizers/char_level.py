@@ -60,6 +60,7 @@ class Characters(TextEncoder):
         # Larger code points than any in the vocabulary meet the last entry, which is -1.
         ids = self._ids[np.minimum(_codes(text), len(self._ids) - 1)]
         if len(ids) and ids.min() < 0:
+            # -1 is the smallest of all, so argmin finds the first character without an id.
             character = text[int(ids.argmin())]
             raise DataError(
                 f"the character {character!r} (U+{ord(character):04X}) is none of the vocabulary's {self.size}; "
@@ -78,10 +79,12 @@ class Characters(TextEncoder):
 
     def split_long(self, text: str, limit: int) -> list[str]:
         """Splits anywhere."""
+        # An empty text is one part.
         return [text[at : at + limit] for at in range(0, len(text), limit)] or [text]
 
     def files(self) -> dict[str, bytes]:
         return {
+            # JSON, since any character may be in it, line ends too.
             FILE: json.dumps([*self.characters]).encode(),
             tokenizer_files.OPTIONS: tokenizer_files.options(self.kind),
         }
@@ -111,4 +114,5 @@ def learn_characters(texts: Iterable[str], size: int) -> Characters:
 
 def _codes(text: str) -> NDArray[np.uint32]:
     """Returns the code points of a text."""
+    # surrogatepass: half a character is then one that the vocabulary lacks, with its error.
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")

@@ -1,4 +1,4 @@
-"""Texts encoded with an error that says which text it is, and what stands for a text without a token."""
+"""Texts encoded with an error that says which text it is, and the ids of a text that has no token."""
 
 from collections.abc import Sequence
 

@@ -2,8 +2,8 @@
 
     begin of word, at most 48 bytes, end of word, padding …
 
-An id is a byte + 1, or one of the marks below; 0 stands where no word is. These are the ids that the original reads at
-inference; in training it has no 0, and all others are smaller by one.
+An id is a byte + 1, or one of the marks below; 0 marks a place without a word. These are the ids that the original
+reads at inference; in training it has no 0, and all others are smaller by one.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ BEGIN_ROW, END_ROW = _special(BEGIN_SENTENCE), _special(END_SENTENCE)
 
 
 FIRST_WORD = 3
-"""Rows of a table of words before those of its words: nothing, `<S>`, `</S>`."""
+"""The first row of a table that holds a word; rows 0, 1 and 2 are nothing, `<S>` and `</S>`."""
 
 
 def word_table(char_ids: NDArray[np.integer], rows: int) -> NDArray[np.int32]:
@@ -50,7 +50,8 @@ def char_ids(words: Sequence[str]) -> NDArray[np.int32]:
 
     `["ab", ""]` → `259 98 99 260 261 261 …` and `0 0 0 …`. A text that spells `<S>` is a word like others.
     """
-    # All words at once: their bytes are one array, of which each row takes its own, shifted by one for the begin.
+    # All words at once: their bytes are one array, from which each row takes its own, shifted by one for the begin.
+    # Half a character has no bytes, as in the original ("ignore").
     raw = [word.encode("utf-8", "ignore") for word in words]
     lengths = np.fromiter(map(len, raw), np.int64, len(raw))
     kept = np.minimum(lengths, MAX_BYTES)
@@ -77,6 +78,7 @@ def words_from_char_ids(rows: NDArray[np.integer]) -> list[str]:
     marks = {BEGIN_SENTENCE: "<S>", END_SENTENCE: "</S>"}
     words = []
     for row in rows:
+        # Between the begin and the first end of a word.
         inside = row[1 : 1 + int((row[1:] == END_WORD).argmax())]
         first = int(inside[0]) if len(inside) else 0
         words.append(marks.get(first) or (inside - 1).astype(np.uint8).tobytes().decode("utf-8", "replace"))

@@ -24,7 +24,9 @@ def standardized(text: str) -> str:
 
     Differs: marks behind the thirtieth on one letter are put in order among themselves alone, in linear time.
     """
+    # Spaces around each run of one mark; a run stays together.
     text = _RUNS.sub(r" \g<0> ", _mended(text))
+    # White space that holds a line end becomes one, with a space on both sides; other white space a space.
     return _BLANKS.sub(lambda blanks: " \n " if "\n" in blanks[0] else " ", text).strip()
 
 
@@ -55,15 +57,19 @@ def _places(text: str, mended: str) -> I64:
     """Returns the place in `text` of each character of `mended`, i64 [n, 2].
 
     Characters are mended one by one, with the marks on them. Where the whole text reads otherwise (encodings are mended
-    in whole lines), words that differ have the place of all that they stand for.
+    in whole lines), a run of words that differ has the place of everything that it replaces.
     """
+    # Where each unit ends in the text; its begin is the end of the one before.
     ends = [*accumulate(map(len, units := _units(text)), initial=0)]
     alone = [_mended_alone(unit) for unit in units]
     places_N2 = np.repeat(np.array([*pairwise(ends)], np.int64).reshape(-1, 2), [*map(len, alone)], axis=0)
+    # Mended one by one, the units read as the whole text does: every place is known.
     if (joined := "".join(alone)) == mended:
         return places_N2
+    # Otherwise the two readings are compared word by word.
     ours, theirs = _WORDS.findall(joined), _WORDS.findall(mended)
     begins, parts, i, j = [*accumulate(map(len, ours), initial=0)], list[I64](), 0, 0
+    # Equal words keep their places; between them lie runs of words that differ.
     while i < len(ours) or j < len(theirs):
         if ours[i : i + 1] == theirs[j : j + 1]:
             parts.append(places_N2[begins[i] : begins[i + 1]])
@@ -71,7 +77,7 @@ def _places(text: str, mended: str) -> I64:
             continue
         k, m = _where_equal(ours, theirs, i, j)
         block_N2 = places_N2[begins[i] : begins[k]]
-        # Of words that nothing in our reading stands for the place is empty.
+        # Words that match nothing in our reading have an empty place.
         at = places_N2[begins[i] - 1, 1] if begins[i] else 0
         whole = (block_N2[0, 0], block_N2[-1, 1]) if len(block_N2) else (at, at)
         parts.append(np.tile(np.array(whole, np.int64), (sum(map(len, theirs[j:m])), 1)))
@@ -80,11 +86,12 @@ def _places(text: str, mended: str) -> I64:
 
 
 _FAR, _RUN = 64, 3
-"""How many words further two readings are compared, and how many words the same are no chance."""
+"""How many words ahead two readings are compared, and how many equal words in a row are no coincidence."""
 
 
 def _where_equal(ours: list[str], theirs: list[str], i: int, j: int) -> tuple[int, int]:
     """Returns where lists of words, which differ at i and j, are equal again: the nearest place, else their ends."""
+    # Nearest first, by the number of words that are passed over on both sides together.
     for distance in range(1, _FAR):
         for k in range(i, i + distance + 1):
             m = i + j + distance - k

@@ -1,4 +1,4 @@
-"""Words outside a vocabulary, numbered behind it while text is read, so that an ELMo reads them by their characters.
+"""Words outside a vocabulary, numbered after it while text is read, so that an ELMo reads them by their characters.
 
 The original stores text and looks characters up while it trains. Here text is stored as numbers, so every word needs
 one, also those that the softmax does not know.
@@ -28,7 +28,7 @@ class _AutoNumber(dict[str, int]):
 
 
 class CorpusVocabulary:
-    """Words → ids for lanes: those that the vocabulary lacks are numbered behind it, V, V+1, …, by first appearance, so
+    """Words → ids for lanes: words that the vocabulary lacks are numbered after it, V, V+1, …, by first appearance, so
     that they can be read by their characters. Memory grows with the number of distinct words."""
 
     def __init__(self, tokenizer: Words) -> None:
@@ -41,17 +41,19 @@ class CorpusVocabulary:
         self._times = 0
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Sentences → ids, the end behind each that has a word."""
+        """Sentences → ids; a sentence with a word is followed by the end."""
         # __getitem__ numbers a word that it has not seen (__missing__), so map needs no Python code for each word.
         number, words, end = self._ids.__getitem__, self._tokenizer.words, self._tokenizer.end
         sentences = [[*map(number, words(text))] for text in texts]
         for sentence in sentences:
+            # A sentence without words has no end, and is dropped by the caller.
             if sentence:
                 sentence.append(end)
         return sentences
 
     def count(self, ids: NDArray[np.integer]) -> None:
         """Counts the ids whose words are cut."""
+        # Only words that came since the last call are looked at.
         new = self._ids.new[self._looked_at :]
         cut = np.flatnonzero(are_cut(new)) + self._tokenizer.size + self._looked_at
         self._long = np.append(self._long, cut)
@@ -68,6 +70,7 @@ class CorpusVocabulary:
 
     def unknown(self) -> bytes:
         """Returns the words that the vocabulary lacks, in the order of their numbers, a word a line."""
+        # A line each: no word of running text holds a line end.
         return "".join(f"{word}\n" for word in self._ids.new).encode()
 
     def facts(self) -> dict[str, dict[str, int]]:
@@ -86,6 +89,7 @@ class OpenVocabulary(WordNumbers):
     def __init__(self, tokenizer: Words, known: Iterable[str] = ()) -> None:
         self.fingerprint, self.kind, self.split = tokenizer.fingerprint, tokenizer.kind, tokenizer.split
         self.words = tokenizer.words
+        # From 0: a word's number is its row in `char_ids`.
         self._ids = _AutoNumber({}, 0)
         self.number(known)
 

@@ -26,15 +26,15 @@ class SavedOptions(TypedDict):
     format: int
     kind: str
     lowercase: bool
-    """WordPiece's, and that of static words."""
+    """For WordPiece and static words."""
     longest_word: NotRequired[int]
-    """WordPiece's, where it is not the original's."""
+    """For WordPiece, where it differs from the original's."""
     strip_accents: NotRequired[bool]
-    """WordPiece's, where it is not `lowercase`."""
+    """For WordPiece, where it differs from `lowercase`."""
     cleaned: NotRequired[Cleaned]
-    """GPT-1's, where it is not the original's."""
+    """For GPT-1, where it differs from the original's."""
     split: str
-    """That of words."""
+    """For words."""
     specials: NotRequired[list[str]]
     """Tokens that were added."""
 
@@ -54,14 +54,18 @@ def load_tokenizer(path: str | Path, lowercase: bool = True, split: str = "space
     # One file of several names its folder.
     if path.name in (*byte_pair.BYTE_FILES, *byte_pair.GPT1_FILES, tokenizer_files.OPTIONS):
         path = path.parent
+    # A saved folder first: its vocabulary may have a published name, but its options count.
     if (path / tokenizer_files.OPTIONS).is_file():
         return _open_saved(path)
+    # Then a published vocabulary, by the names of its files.
     if (file := path / wordpiece.VOCABULARY).is_file():
         return _open_lines(file, lowercase, split)
+    # One of a pair is enough to know the kind: the other one's absence is then an error of its own.
     for kind, names in ((ByteBPE, byte_pair.BYTE_FILES), (Gpt1BPE, byte_pair.GPT1_FILES)):
         if any((path / name).is_file() for name in names):
             return kind.open(path)
     if path.is_dir():
+        # *.model files have no usual name, so the only one is taken.
         candidates = sorted(path.glob("*.model"))
         if len(candidates) != 1:
             files = ", ".join((wordpiece.VOCABULARY, *byte_pair.BYTE_FILES, *byte_pair.GPT1_FILES))
@@ -94,10 +98,17 @@ does not suffice."""
 
 
 def learn(kind: str, texts: Iterable[str], size: int, lowercase: bool, split: str = "spaces") -> Tokenizer:
-    """Learns a vocabulary of at most `size` tokens, the same from the same texts in every process. lowercase: of
-    WordPiece; split: of words.
+    """Learns a vocabulary of at most `size` tokens, the same from the same texts in every process.
 
-    Raises: DataError where the texts are empty or the size is too small or too large; and whatever the texts raise.
+    Args:
+        kind: one of `LearnedKind`.
+        texts: the text to learn from.
+        size: the most tokens.
+        lowercase: for WordPiece, whether text is lower-cased.
+        split: for words, how text is split.
+
+    Raises:
+        DataError: when the texts are empty, or the size is too small or too large; and whatever the texts raise.
     """
     if size > LARGEST_LEARNED:
         raise DataError(
@@ -123,6 +134,7 @@ def _open_saved(folder: Path) -> Tokenizer:
     vocabulary has changed."""
     file = folder / tokenizer_files.OPTIONS
     try:
+        # The shape first, then the values.
         options: SavedOptions = json.loads(tokenizer_files.read_text(file))
         kind, format, names = options["kind"], options.get("format"), options.get("specials", [])
         # Options of the kind; "specials" are of any kind.
@@ -164,6 +176,7 @@ def _open_kind(folder: Path, kind: str, options: SavedOptions) -> Tokenizer:
         return Words.open(folder / word_level.VOCABULARY, options["split"])
     if kind == StaticWords.kind:
         return StaticWords.open(folder, options["split"], options["lowercase"])
+    # Both kinds have one file, which says its kind itself.
     tokenizer = SentencePiece.open(folder / sentencepiece_model.FILE)
     if tokenizer.kind != kind:
         raise DataError(

@@ -15,7 +15,7 @@ FILE = "sentencepiece.model"
 KINDS = ("sentencepiece-unigram", "sentencepiece-bpe")
 _SPACE = "▁"
 """How pieces spell a space (U+2581)."""
-# A word with the spaces before it; a line end and the mark itself stand alone.
+# A word with the spaces before it; a line end and the mark itself are words of their own.
 _WORD = re.compile(rf"\n|{_SPACE}| *[^ \n{_SPACE}]+| +")
 _PLAIN = re.compile(rf"{_SPACE}*[^{_SPACE}]*")
 # Before a space that follows something else, and around a line end.
@@ -30,9 +30,9 @@ _UNLEARNED = re.compile(rf"[\0\t\n{_SPACE}\u2585]+")
 class SentencePiece(TextEncoder):
     """A model of the sentencepiece library.
 
-    A model that keeps text as it is (no normalising, no space added or taken away, bytes for text that no piece spells)
+    A model that keeps text unchanged (no normalising, no space added or removed, bytes for text that no piece spells)
     and has no piece across a space or line end is `lossless`: every text comes back as it was, and each word is encoded
-    alone. Models learned here are. Any other encodes and decodes as the library does.
+    alone. Models learned here are lossless. Any other model encodes and decodes as the library does.
 
     A control token spelled out in text is text.
     """
@@ -50,6 +50,7 @@ class SentencePiece(TextEncoder):
             pieces = [self._processor.id_to_piece(number) for number in range(self._processor.get_piece_size())]
         except (RuntimeError, IndexError, ValueError, TypeError):  # also a piece that is not UTF-8
             raise DataError(f"{where}: no SentencePiece model, or a damaged one; give a *.model file") from None
+        # The schema numbers its kinds from 1: unigrams, then byte pairs.
         kinds = dict(enumerate(KINDS, 1))
         if (kind := trainer.get(_MODEL_TYPE, 1)) not in kinds:
             raise DataError(f"{where}: a SentencePiece model of words or characters; give one of unigrams or bpe")
@@ -58,12 +59,13 @@ class SentencePiece(TextEncoder):
         self.size = self._processor.get_piece_size()
         if all(self._processor.is_control(n) or self._processor.is_unknown(n) for n in range(self.size)):
             raise DataError(f"{where}: holds special tokens alone, so that every text is unknown; give a model of text")
+        # The library says -1 where a model lacks a token.
         self.pad = max(self._processor.pad_id(), 0)
         self.end: int | None = self._processor.eos_id() if self._processor.eos_id() >= 0 else None
         self.unk: int | None = self._processor.unk_id()
         self.fingerprint = tokenizer_files.fingerprint(self.kind, model=model.hex())
         self._bytes = [_bytes(piece, self._processor.is_byte(number)) for number, piece in enumerate(pieces)]
-        # No piece goes across a space or a line end: spaces stand at its beginning only.
+        # No piece goes across a space or a line end: spaces are at its beginning only.
         apart = all(_PLAIN.fullmatch(piece) and (piece == "\n" or "\n" not in piece) for piece in pieces)
         # Without a piece for a space it would be written as the mark's bytes, and come back as the mark.
         apart = apart and self._processor.piece_to_id(_SPACE) != self.unk
@@ -82,6 +84,7 @@ class SentencePiece(TextEncoder):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, without control tokens, on all cores."""
         if not self.lossless:
+            # Pieces may go across words: only whole texts can be encoded.
             return self._processor.encode(list(texts))
         return tokenizer_files.encode_words([_WORD.findall(text) for text in texts], self._encode_words)
 
@@ -95,7 +98,7 @@ class SentencePiece(TextEncoder):
         ]
 
     def _encode_words(self, words: list[str]) -> list[list[int]]:
-        # The mark for a space that stands in text is no space: it is spelled by its bytes.
+        # The mark for a space, where text itself holds it, is no space: it is spelled by its bytes.
         encoded = zip(words, self._processor.encode(words), strict=True)
         return [self._mark if word == _SPACE else ids for word, ids in encoded]
 
@@ -132,6 +135,7 @@ def learn_sentencepiece(texts: Iterable[str], size: int, kind: str) -> SentenceP
     import sentencepiece
 
     counts = word_counts.count(texts, lambda text: word_counts.slices(_learned(text)))
+    # White space alone teaches nothing.
     if not any(word.strip() for word in counts):
         raise DataError("no word in the text to learn a vocabulary from; give text")
     model = io.BytesIO()
@@ -143,11 +147,12 @@ def learn_sentencepiece(texts: Iterable[str], size: int, kind: str) -> SentenceP
             model_writer=model,
             model_type=kind.removeprefix("sentencepiece-"),
             vocab_size=size,
+            # Small texts may not have enough pieces: the vocabulary is smaller then.
             hard_vocab_limit=False,
             character_coverage=0.9995,
             required_chars=_SPACE,
             byte_fallback=True,
-            # Text stays as it is, so that the model is lossless.
+            # Text is left unchanged, so that the model is lossless.
             normalization_rule_name="identity",
             add_dummy_prefix=False,
             remove_extra_whitespaces=False,
@@ -180,9 +185,10 @@ def _bytes(piece: str, is_byte: bool) -> bytes:
 
 
 def _with_parts(pieces: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Returns the places of pieces. Of several pieces that spell one character the library gives the last alone its
-    place; here each has it, except for the space that is added in front of a text."""
+    """Returns the places of pieces. Where several pieces spell one character, the library gives its place only to the
+    last; here each has it, except for the space that is added in front of a text."""
     places = list(offsets)
+    # From the end, so that a place is handed on through any number of pieces.
     for n in range(len(places) - 2, -1, -1):
         (begin, end), (following, _) = places[n], places[n + 1]
         if begin == end == following and pieces[n] != _SPACE:

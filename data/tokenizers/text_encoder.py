@@ -17,7 +17,7 @@ class TextEncoder(ABC):
     def encode(self, texts: Sequence[str]) -> list[list[int]]: ...
     def encode(self, texts: str | Sequence[str]) -> list[int] | list[list[int]]:
         """One text → its ids; several → the ids of each. Without special tokens; one that is spelled out is text."""
-        # A str is a sequence too, of characters, each of which would be taken for a text.
+        # A str is a sequence too: each of its characters would be taken for a text.
         return self.encode_batch([texts])[0] if isinstance(texts, str) else self.encode_batch(texts)
 
     @abstractmethod

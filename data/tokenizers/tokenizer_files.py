@@ -49,6 +49,7 @@ def save(folder: Path, files: Mapping[str, bytes]) -> None:
     Raises: DataError where the folder holds something else, or cannot be made.
     """
     folder = Path(os.path.realpath(folder))
+    # One of the files is enough to be another tokenizer: nothing is ever mixed or replaced.
     if any(os.path.isfile(folder / name) for name in files):
         if all(os.path.isfile(folder / name) and (folder / name).read_bytes() == files[name] for name in files):
             return
@@ -61,6 +62,7 @@ def save(folder: Path, files: Mapping[str, bytes]) -> None:
 def read_text(file: Path) -> str:
     """Returns a file in UTF-8, its line ends as \\n. Raises: DataError where it cannot be read, or is not UTF-8."""
     try:
+        # A byte-order mark is no part of the first piece.
         return read_plain(file).decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n")
     except OSError as error:
         raise DataError(f"{file}: cannot be read ({error.strerror}); give a tokenizer that can") from None
@@ -97,6 +99,7 @@ def cut(text: str, limit: int, safe: re.Pattern[str]) -> list[str]:
     matches."""
     parts: list[str] = []
     start = 0
+    # Only where `safe` matches: the parts' ids, joined, must be the ids of the whole.
     while len(text) - start > limit and (match := safe.search(text, start + limit)):
         parts.append(text[start : match.start()])
         start = match.start()
@@ -121,6 +124,8 @@ def encode_placed(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list
 def offsets_of_bytes(text: str, sizes: Sequence[int]) -> list[tuple[int, int]]:
     """Returns begin and end of each token among the characters of a text whose UTF-8 the tokens spell, from how many
     bytes each has. A character that lies in several tokens belongs to each."""
+    # For each byte of the text, the number of its character.
     characters = [n for n, character in enumerate(text) for _ in character.encode()]
     ends = accumulate(sizes, initial=0)
+    # The last byte of a token lies in its last character.
     return [(characters[begin], characters[end - 1] + 1) for begin, end in pairwise(ends)]

@@ -78,6 +78,7 @@ class UnknownTokens:
         self._unk: int | None = unk if unk is not None and unk >= 0 else None
         self._tokenizer = tokenizer
         self._texts: list[str] = []
+        # Unless told otherwise, a lower-casing WordPiece strips marks; other vocabularies keep them.
         self._marks = LostMarks() if isinstance(tokenizer, WordPiece) and tokenizer.lowercase else None
         self.tokens = self.unknown = 0
 
@@ -91,6 +92,7 @@ class UnknownTokens:
             self.tokens += len(ids)
             if self._marks is not None:
                 self._marks.add(text)
+            # Most texts have no unknown token, and are not counted one id at a time.
             if self._unk is not None and self._unk in ids:
                 self.unknown += sum(number == self._unk for number in ids)
                 if len(self._texts) < _TEXTS:
@@ -99,7 +101,9 @@ class UnknownTokens:
     def commonest(self, count: int = 5) -> list[tuple[str, int]]:
         """Returns the commonest characters that are unknown alone, and words that are unknown for another reason."""
         split = getattr(self._tokenizer, "words", str.split)
+        # Only texts with an unknown token are kept, and not all of them.
         words = Counter(word for text in self._texts for word in split(text))
+        # Sorted, so that equally frequent ones come in the same order every time.
         unknown = sorted(self._unknown_of([*words]))
         # A word is unknown for a character that the vocabulary lacks, which is then what the user wants to know; or
         # because it is too long; or as a whole, by a vocabulary of words. That one lacks letters alone, too, but they
@@ -129,5 +133,6 @@ class UnknownTokens:
             return ""
         words = ", ".join(f"{word[:40]!r} ({count})" for word, count in self.commonest())
         often = f", most often {words}" if words else ""
+        # An open vocabulary has no `token`: its number is shown.
         name = getattr(self._tokenizer, "token", str)(self._unk)
         return f"{where}: {self.share:.1%} of the tokens are {name}, unknown to the vocabulary{often}; {mend}"

@@ -24,7 +24,7 @@ def count(texts: Iterable[str], split: Callable[[str], Iterable[str]]) -> Counte
 
 
 def slices(chunks: Iterable[str]) -> Iterator[str]:
-    """Yields the chunks, those of more than LONGEST_CHUNK characters in slices."""
+    """Yields the chunks; a chunk of more than LONGEST_CHUNK characters comes in slices."""
     for chunk in chunks:
         if len(chunk) <= LONGEST_CHUNK:
             yield chunk

@@ -52,6 +52,7 @@ class Words(TextEncoder):
 
     def __init__(self, vocabulary: Sequence[str], split: str = "spaces", where: str = "vocabulary") -> None:
         """Raises: DataError for a vocabulary that does not begin with SPECIAL, holds a word twice, or an empty one."""
+        # The original reads the special words by their place.
         if tuple(vocabulary[: len(SPECIAL)]) != SPECIAL:
             raise DataError(
                 f"{where}: the first lines are {', '.join(map(repr, vocabulary[: len(SPECIAL)])) or 'missing'}; a "
@@ -63,6 +64,7 @@ class Words(TextEncoder):
             raise DataError(f"{where}:{place + 1}: an empty line in the vocabulary; it wants one word in each line")
         if len(ids) != len(vocabulary):
             word, times = Counter(vocabulary).most_common(1)[0]
+            # Where it occurs the second time.
             line = list(vocabulary).index(word, list(vocabulary).index(word) + 1) + 1
             raise DataError(f"{where}:{line}: the word {word!r} stands in {times} lines; keep each word once")
         self.vocabulary, self.split = tuple(vocabulary), split
@@ -76,7 +78,9 @@ class Words(TextEncoder):
     @staticmethod
     def open(file: Path, split: str) -> "Words":
         """Raises: DataError for a file that is not UTF-8, or no vocabulary of words."""
+        # White space around a word, and the \r of a line end, are no part of it.
         lines = [line.strip(" \t\r") for line in tokenizer_files.read_lines(file)]
+        # The original skips it, so the ids after it are smaller by one.
         if _NO_WORD in lines:
             lines = [line for line in lines if line != _NO_WORD]
         return Words(lines, split, str(file))
@@ -112,6 +116,7 @@ class Words(TextEncoder):
 def are_words(file: Path) -> bool:
     """Returns whether a vocab.txt is a vocabulary of words: its first lines hold one of SPECIAL, where BERT's hold
     [PAD]. Raises: DataError for a file that cannot be read, or is not UTF-8."""
+    # One of them is enough: a damaged vocabulary of words is refused as such, and not read as BERT's.
     return not set(SPECIAL).isdisjoint(line.strip(" \t\r") for line in tokenizer_files.read_lines(file)[: len(SPECIAL)])
 
 
@@ -126,7 +131,7 @@ def word_tokenizer(tokenizer: tokenizer_files.HasKind) -> Words:
 
 
 class WordNumbers(ABC):
-    """Numbers of words. A text is its words, none of which is split, and no special token stands around them."""
+    """Numbers of words. A text is its words, none of them split and without special tokens around them."""
 
     words: Callable[[str], list[str]]
     """Text → its words."""
@@ -143,7 +148,8 @@ class WordNumbers(ABC):
 
 def _word_places(text: str, words: Iterable[str]) -> list[tuple[int, int]]:
     places, at = list[tuple[int, int]](), 0
-    for word in words:  # each stands in the text as it is, behind the one before it
+    for word in words:  # each occurs in the text unchanged, after the one before it
+        # From the end of the word before: a word that occurs twice has two places.
         begin = text.index(word, at)
         at = begin + len(word)
         places.append((begin, at))
@@ -151,10 +157,7 @@ def _word_places(text: str, words: Iterable[str]) -> list[tuple[int, int]]:
 
 
 class StaticWords(WordNumbers, TextEncoder):
-    """The words of static vectors: a row for padding, one for all words that have no vector, then a row a word.
-
-    split: as of `Words`. lowercase: whether words of a text are looked up in lower case.
-    """
+    """The words of static vectors: a row for padding, one for all words that have no vector, then a row a word."""
 
     kind = "static-words"
     lossless = False
@@ -163,7 +166,16 @@ class StaticWords(WordNumbers, TextEncoder):
     specials: Mapping[str, int] = {}
 
     def __init__(self, vocabulary: Sequence[str], split: str = "punctuation", lowercase: bool = False) -> None:
-        """vocabulary: the words of the vectors, without padding and unknown. Raises: DataError for a word twice."""
+        """Numbers the words.
+
+        Args:
+            vocabulary: the words of the vectors, without padding and unknown.
+            split: as in `Words`.
+            lowercase: whether words of a text are looked up in lower case.
+
+        Raises:
+            DataError: for a word that occurs twice.
+        """
         self.vocabulary, self.split, self.lowercase = tuple(vocabulary), split, lowercase
         self.ids = {word: number for number, word in enumerate(vocabulary, len(STATIC_SPECIAL))}
         if len(self.ids) != len(self.vocabulary):
@@ -185,6 +197,7 @@ class StaticWords(WordNumbers, TextEncoder):
 
     def number(self, words: Iterable[str]) -> list[int]:
         """Words → their numbers, `unk` for a word without a vector."""
+        # The text's words are lower-cased, never the vectors' own: those keep their case.
         return [self.ids.get(word.lower() if self.lowercase else word, self.unk) for word in words]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -240,6 +253,7 @@ def learn_words(texts: Iterable[str], size: int, split: str = "spaces") -> Words
         raise DataError(
             f"a vocabulary of {size} has no room beside the {len(SPECIAL)} special words; give a larger size"
         )
+    # By descending frequency, which the log-uniform sampling of negatives relies on.
     frequent = sorted(counts, key=lambda word: (-counts[word], word))
     return Words([*SPECIAL, *frequent[:room]], split)
 
@@ -258,8 +272,9 @@ def char_id_table(words: Sequence[str]) -> NDArray[np.uint16]:
 
 
 def spaced_words(text: str) -> list[tuple[str, bool]]:
-    """Returns the words of raw text, punctuation off, each with whether white space stands before it."""
+    """Returns the words of raw text, punctuation off, each with whether white space precedes it."""
     matches = list(_pattern().finditer(text))
+    # The first word never counts as spaced: leading white space takes the place of a word before it.
     ends = [len(text) - len(text.lstrip()), *(match.end() for match in matches)]
     return [(match[0], match.start() > end) for match, end in zip(matches, ends[:-1], strict=True)]
 
@@ -271,9 +286,10 @@ def _splitter(split: str) -> Callable[[str], list[str]]:
 
 @cache
 def _pattern() -> re.Pattern[str]:
-    """Matches a word, or another character with the marks on it. Joiners of zero width stand within words too."""
+    """Matches a word, or another character with the marks on it. Words may hold joiners of zero width too."""
     # Python's \\w leaves out combining marks, without which words of many scripts would fall apart.
     marks = _class(lambda character: unicodedata.category(character)[0] == "M")
+    # Letters and digits: a word character that is no underscore.
     letter = rf"(?:[^\W_]|{marks})"
     return re.compile(rf"{letter}+(?:['’.\-‐‑\u200c\u200d]{letter}+)*|\S{marks}*")
 

@@ -85,14 +85,16 @@ class WordPiece(TextEncoder):
         return WordPiece([] if lines == [""] else lines, lowercase, str(file), longest_word, strip_accents)
 
     def _options(self) -> dict[str, bool | int]:
-        """Returns the options beside the vocabulary."""
-        # What is as in the original is left out: vocabularies saved before it could differ keep their fingerprints.
+        """Returns the options besides the vocabulary."""
+        # Options with the original's value are left out: vocabularies saved before the option existed keep their
+        # fingerprints.
         longest = {} if self.longest_word == LONGEST_WORD else {"longest_word": self.longest_word}
         accents = {} if self.strip_accents == self.lowercase else {"strip_accents": self.strip_accents}
         return {"lowercase": self.lowercase, **longest, **accents}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, without special tokens, on all cores."""
+        # encode_batch_fast computes no places.
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
@@ -100,6 +102,7 @@ class WordPiece(TextEncoder):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Ids, special tokens too → text: pieces joined, without spaces around English stops and apostrophes."""
+        # A piece with ## continues the one before.
         text = " ".join(self.vocabulary[number] for number in ids).replace(" ##", "")
         return _CLEANED.sub(lambda match: match[0].strip(), text)
 
@@ -158,6 +161,7 @@ def learn_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> WordPie
         vocab_size=size, min_frequency=2, special_tokens=[*SPECIAL, *sorted(alphabet)], show_progress=False
     )
     learner = tokenizers.Tokenizer(models.WordPiece(unk_token=UNK))
+    # Words come with spaces between them (`word_counts.repeated`), and are split already.
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # type: ignore[assignment]
     learner.train_from_iterator(word_counts.repeated(_spelled(counts, alphabet)), trainer)
     vocabulary = learner.get_vocab(with_added_tokens=False)
@@ -174,6 +178,7 @@ def _rules(lowercase: bool, strip_accents: bool) -> tuple[normalizers.BertNormal
 def _count_words(texts: Iterable[str], lowercase: bool) -> Counter[str]:
     normalizer, splitter = _rules(lowercase, lowercase)
     words: Counter[str] = Counter()
+    # Chunks between white space are counted first: splitting then runs once for each distinct one.
     for chunk, count in word_counts.count(texts, lambda text: normalizer.normalize_str(text).split()).items():
         for word, _ in splitter.pre_tokenize_str(chunk):
             # Longer words are never looked up: encoding makes [UNK] of them.
@@ -183,21 +188,24 @@ def _count_words(texts: Iterable[str], lowercase: bool) -> Counter[str]:
 
 
 def _alphabet(counts: Counter[str], room: int) -> set[str]:
-    """Returns the most frequent characters, as pieces that begin a word and, where they stand inside one, with `##`.
+    """Returns the most frequent characters, as pieces that begin a word and, where they occur inside one, with `##`.
 
-    Rare characters yield to joins of frequent ones: those of CJK text alone could fill a vocabulary.
+    Rare characters yield to joins of frequent ones: the characters of CJK text alone could fill a vocabulary.
     """
+    # How often each character occurs, and which occur inside words.
     characters: Counter[str] = Counter()
     inside: set[str] = set()
     for word, count in counts.items():
         for character in word:
             characters[character] += count
+        # A character after the first needs a piece with ##.
         inside.update(word[1:])
     pieces: set[str] = set()
     # A character and its form with ## come in together or not at all: half of it would leave words unspelled.
     for character in sorted(characters, key=lambda c: (-characters[c], c)):
         forms = {character, "##" + character} if character in inside else {character}
         if len(pieces) + len(forms) > room:
+            # All rarer ones are left out too: the vocabulary is the most frequent characters.
             break
         pieces |= forms
     return pieces
@@ -205,6 +213,7 @@ def _alphabet(counts: Counter[str], room: int) -> set[str]:
 
 def _spelled(counts: Counter[str], alphabet: set[str]) -> Counter[str]:
     """Returns the words that the alphabet can spell."""
+    # Words with a character outside the alphabet would teach joins that no text can use.
     return Counter(
         {
             word: count

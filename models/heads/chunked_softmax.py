@@ -32,10 +32,11 @@ ChunkOutputs: TypeAlias = tuple[jax.Array, jax.Array, jax.Array | None]
 class TokenLosses:
     """The losses of a batch's next tokens.
 
-    total     Σ weight · loss, the only one with a gradient
-    loss_BL   in nats
-    hit_BL    1 where the next token's logit is greater than all others, else 0 (a tie is no hit, as in
-              train.losses.cross_entropy)
+    Args:
+        total: Σ weight · loss, the only one with a gradient.
+        loss_BL: -log p of each next token, in nats.
+        hit_BL: 1 where the next token's logit is greater than all others, else 0 (a tie is no hit, as in
+            train.losses.cross_entropy).
     """
 
     total: jax.Array
@@ -90,13 +91,16 @@ def _chunked_loss(
     V, devices = table_VD.shape[0], batch_shards(B)
     # All chunks read the table: it is gathered once, before them.
     table_WD, bias_W = _padded_vocabulary(table_VD, bias_V)
+    # With W ≥ V rows: the padded vocabulary.
     W = table_WD.shape[0]
     # The fewest chunks whose logits fit, then positions spread evenly over them.
     limit = max(MAX_LOGITS, int(device_memory() * _LOGITS_PER_GIB)) * devices * tensor_devices()
+    # One position of every sequence has B·W logits: the smallest chunk, even where it passes the limit.
     chunks = -(-L // max(limit // (B * W), 1))
     positions = -(-L // chunks)
     arguments = (x_BLD, next_BL, weights_BL)
     chunk_loss = functools.partial(_chunk_loss, table_VD=table_WD, bias_V=bias_W, words=V, gradient=gradient)
+    # Small batches take no loop: the result is the same, and XLA sees one product.
     if chunks == 1:
         (loss_BL, hit_BL, dx_BLD), dtables = chunk_loss(*arguments)
     else:
@@ -124,7 +128,7 @@ def _chunked_loss(
     if dx_BLD is None:  # no gradient is asked for
         return losses, None
 
-    # Over the devices at last: one sum of the table's size a step, in float32, whatever the number of chunks.
+    # The sum over devices comes last: one of the table's size a step, in float32, whatever the number of chunks.
     def summed(x: jax.Array, dx: jax.Array) -> jax.Array:
         dims = "VD"[: x.ndim]
         return constrain(sum_over_devices(dx, dims)[:V].astype(x.dtype), dims)

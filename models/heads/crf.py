@@ -14,9 +14,10 @@ import jax.numpy as jnp
 class CrfOutput:
     """What the CRF says about a batch.
 
-    loss_B         -log p(tags) of each sequence, in nats; 0 for one without words
-    best_BL        the most probable tags
-    marginals_BLC  the probability of each word's tag, summed over all tags of the other words
+    Args:
+        loss_B: -log p(tags) of each sequence, in nats; 0 for one without words.
+        best_BL: the most probable tags.
+        marginals_BLC: the probability of each word's tag, summed over all tags of the other words.
     """
 
     loss_B: jax.Array
@@ -79,7 +80,7 @@ def _log_partition(
     def step(alpha_BC: jax.Array, word: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         logits_BC, mask_B = word
         next_BC = jax.nn.logsumexp(alpha_BC[:, :, None] + transitions_CC[None], axis=1) + logits_BC
-        # Behind a sequence's last word α stays, so that after the loop it is that of its own last word.
+        # Past a sequence's last word α stays the same, so that after the loop it is α at the sequence's own last word.
         return jnp.where(mask_B[:, None] > 0, next_BC, alpha_BC), None
 
     words = jnp.moveaxis(logits_BLC[:, 1:], 1, 0), mask_BL[:, 1:].T
@@ -92,7 +93,7 @@ def _viterbi(
 ) -> jax.Array:
     """Returns the tags of the path with the highest score, i32 BL (Viterbi 1967).
 
-    Behind a sequence's words its last tag is repeated.
+    After a sequence's words its last tag is repeated.
     """
 
     def step(best_BC: jax.Array, word: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

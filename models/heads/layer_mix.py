@@ -20,7 +20,7 @@ from contexture.models.layers.dropout import DropoutKey, dropout, repeat_for_cho
 from contexture.models.shapes import Params, by_path
 
 SITE = 1 << 17
-"""Dropout's first site in these heads: above those of heads without a mix."""
+"""Dropout's first site in these heads, above the sites of heads without a mix."""
 EPS = 1e-12
 
 
@@ -96,6 +96,7 @@ class TaskLstm(nn.Module):
         # With its length given, the backward direction starts at each sequence's last word instead of at padding.
         lengths_B, directions = mask_BL.sum(1), []
         for name, reverse in (("forward", False), ("backward", True)):
+            # Flax's cell has a kernel for each gate, [ih][ifgo], and computes them as one product.
             cell = nn.OptimizedLSTMCell(self.cells, dtype=self.dtype, parent=None)
             rnn = nn.RNN(cell, reverse=reverse, keep_order=True, name=name)
             directions.append(rnn(x_BLD, seq_lengths=lengths_B))
@@ -105,6 +106,7 @@ class TaskLstm(nn.Module):
 def mixed_layers(head: HeadConfig, layers: int) -> tuple[int, ...]:
     """Returns which states of a backbone of so many layers a head mixes or reads side by side (0: the embeddings),
     ascending."""
+    # last-four and concat-last-four begin three layers below the last, the default here.
     first = {"words": 0, "all": 0, "top": layers, "second-to-last": layers - 1}.get(head.mix, layers - 3)
     count = {"all": layers + 1, "last-four": 4, "concat-last-four": 4}.get(head.mix, 1)
     return tuple(range(first, first + count))
@@ -121,6 +123,7 @@ class MixedFeatures(nn.Module):
     def __call__(self, encoding: Encoding, dropout_key: DropoutKey | None) -> jax.Array:
         h, mask_BL, states = self.head, encoding.mask_BL, encoding.states
         layers = tuple(states[n] for n in mixed_layers(h, len(states) - 1))
+        # Side by side the four count as one layer, 4D wide: of the mix only gamma is left to learn.
         if h.mix == "concat-last-four":
             layers = (jnp.concatenate(layers, -1),)
         # Where the mix joins the biLSTM's output alone, its input is the context-free layer: the words' embeddings.
@@ -130,6 +133,7 @@ class MixedFeatures(nn.Module):
         x_BLD = dropout(x_BLD, self.rate, dropout_key, SITE)
         for n in range(h.lstm_layers if h.cells else 0):
             lstm = TaskLstm(h.cells, self.dtype, name=f"lstm_{n}" if n else "lstm")
+            # SITE + 2 is the output mix's and SITE + 3 the head's own, so further layers go on from SITE + 4.
             site = SITE + 3 + n if n else SITE + 1
             x_BLD = dropout(lstm(x_BLD, mask_BL), self.rate, dropout_key, site)
         if h.place != "input":
@@ -140,7 +144,7 @@ class MixedFeatures(nn.Module):
 
 
 class MixHead(LinearHead):
-    """The fields of a head on mixed layers; `head` says which layers, and what stands above them."""
+    """The fields of a head on mixed layers; `head` says which layers, and what follows the mix."""
 
     head: HeadConfig = HeadConfig()
     reads_states = True
@@ -171,8 +175,8 @@ class MixTagHead(MixHead):
         logits_BLC = self.feature_logits("BL_,_C->BLC", x_BLX)
         if not self.head.crf:
             return logits_BLC
-        # Words without a tag are context before and behind a sentence, which is the chain: it is moved to the front,
-        # and back again. Where no word has a tag, all of them are the chain.
+        # Words without a tag are context before and after the sentence; the sentence alone is the chain. It is moved
+        # to the front, where the CRF wants it, and back again. Where no word has a tag, all of them are the chain.
         tags_BL, mask_BL = batch["tags"], encoding.mask_BL
         own_BL = jnp.where((tags_BL >= 0).any(1, keepdims=True), mask_BL * (tags_BL >= 0), mask_BL)
         length, first_B1 = mask_BL.shape[1], own_BL.argmax(1)[:, None]
@@ -209,8 +213,8 @@ class MixChoiceHead(MixHead):
     """A logit for each alternative of an example: Encoding with states → float32 BA; -inf where the batch's `choices`
     is 0.
 
-    A text and an alternative are one sequence, through which the task's biLSTM carries the text. Of the sequence's
-    features [max, mean] over its words are read.
+    A text and an alternative are one sequence, through which the task's biLSTM carries the text. The logit reads
+    [max, mean] of each feature over the sequence's words.
 
     Differs: the ELMo paper has no multiple choice.
     """

@@ -10,8 +10,8 @@ from contexture.models.layers.blocks import Init, logits_linear
 
 
 def without_absent(logits_BA: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
-    """Returns the logits of alternatives, -inf where `choices` (f32 BA) of the batch is 0: the example has fewer of
-    them than others, and a softmax over its own alone."""
+    """Returns the logits of alternatives, with -inf where the batch's `choices` (f32 BA) is 0: an example with fewer
+    alternatives than others has a softmax over its own only."""
     if "choices" not in batch:
         return logits_BA
     return jnp.where(batch["choices"] > 0, logits_BA, -jnp.inf)
@@ -20,7 +20,11 @@ def without_absent(logits_BA: jax.Array, batch: dict[str, jax.Array]) -> jax.Arr
 class LinearHead(nn.Module):
     """The fields of a head that ends in one linear map, and that map.
 
-    sizes gives the letters of the map's equation, C the number of classes. rate is that of the dropout before it.
+    Args:
+        sizes: the size of each letter of the map's equation; C is the number of classes.
+        kernel_init: the initialiser of its kernel.
+        dtype: the dtype of its factors; logits are float32.
+        rate: the rate of the dropout before it.
     """
 
     sizes: dict[str, int]

@@ -16,7 +16,7 @@ from contexture.models.layers.dropout import DropoutKey, dropout
 from contexture.models.sharding import constrain
 
 SITE = 1 << 15
-"""Dropout's site before the softmax: above those of any backbone, below a task head's."""
+"""Dropout's site before the softmax: above the sites of any backbone, below a task head's."""
 
 READS = {"next": "BL", "next_backward": "BL", "negatives": "_S"}
 """The batch fields of the words whose rows the sampled loss reads, and their dims."""
@@ -40,15 +40,15 @@ def _split(x_X: jax.Array, fields: Mapping[str, jax.Array]) -> list[jax.Array]:
 
 
 def number_words(batch: dict[str, jax.Array], vocab: int) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Returns (X words, the batch whose fields READS number them): of each word that the batch reads, one stands for
-    all its places. The others, which no field numbers, lie past the vocabulary: V, V + 1, …
+    """Returns (X words, the batch whose fields READS number them): each word that the batch reads is in X once, at its
+    number. The other places of X, which no field refers to, hold ids past the vocabulary: V, V + 1, …
 
     [7, 3, 7, 9] of V = 10 → [3, 7, 12, 9] and [1, 0, 1, 3]. The batch's field `words` holds them too.
     """
     ids_X = _join(batch)
     place_X = jnp.arange(ids_X.size, dtype=jnp.int32)
-    # Sorts alone, since accelerators scatter single numbers one after the other: equal words come to stand side by
-    # side, the first of them is their number, and sorting by the old places puts the numbers in the batch's order.
+    # Only sorts, since accelerators scatter single numbers one after the other: equal words come to lie side by side,
+    # the place of the first is their number, and sorting by the old places puts the numbers in the batch's order.
     # Every device sorts all: the partitioner would cut these small arrays, and send their parts around.
     sorted_X, from_X = (constrain(x, "_") for x in jax.lax.sort_key_val(ids_X, place_X))
     is_first_X = constrain(jnp.concatenate([jnp.ones(1, bool), sorted_X[1:] != sorted_X[:-1]]), "_")
@@ -71,7 +71,7 @@ def expected_count(ids: jax.Array, tries: jax.Array, vocab: int) -> jax.Array:
 
 
 class WordRows(NamedTuple):
-    """The softmax's parameters of some words: ids X, rows of the kernel XJ, biases X; X stands for any dims."""
+    """The softmax's parameters of some words: ids X, rows of the kernel XJ, biases X; X may be several dims."""
 
     ids_X: jax.Array
     kernel_XJ: jax.Array
@@ -109,7 +109,7 @@ def sampled_loss(x_BLJ: jax.Array, labels: WordRows, negatives: WordRows, tries:
     label_BL = corrected(jnp.einsum("BLJ,BLJ->BL", x_BLJ, label_BLJ, preferred_element_type=jnp.float32), labels)
     logits_BLS = jnp.einsum("BLJ,SJ->BLS", x_BLJ, negative_SJ, preferred_element_type=jnp.float32)
     logits_BLS += corrected(jnp.zeros(negatives_S.shape), negatives)[None, None]
-    # A negative that is the next word would stand in the sum twice and push its own logit down.
+    # A negative that is the next word would be in the sum twice and push its own logit down.
     logits_BLS = jnp.where(negatives_S[None, None] == next_BL[:, :, None], -jnp.inf, logits_BLS)
     # log-sum-exp with the maximum taken off. The maximum is a constant for the gradient: it cancels.
     top_BL = jax.lax.stop_gradient(jnp.maximum(logits_BLS.max(-1), label_BL))

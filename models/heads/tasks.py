@@ -10,19 +10,20 @@ from contexture.models.layers.blocks import logits_linear
 from contexture.models.layers.dropout import DropoutKey, dropout
 
 SITE = 1 << 16
-"""Dropout's site in a head: above those of any backbone."""
+"""Dropout's site in a head, above the sites of any backbone."""
 
 
 class PooledHead(LinearHead):
     """linear(dropout(pooled)): Encoding → float32 BC. With one class it is a regression's number.
 
-    This is BERT's classifier (run_classifier.py, create_model). If an example stands in several rows (a pair in both
-    orders), the sum of their pooled vectors is classified (Radford et al. 2018, section 3.3).
+    This is BERT's classifier (run_classifier.py, create_model). If an example has several rows (a pair in both orders),
+    the sum of their pooled vectors is classified (Radford et al. 2018, section 3.3).
     """
 
     reads_pooled = True
 
     def layers_read(self, layers: int) -> tuple[int, ...]:
+        # A frozen backbone's pooled vector is stored by itself (`reads_pooled`): no layer is needed with it.
         return ()
 
     @nn.compact
@@ -30,6 +31,7 @@ class PooledHead(LinearHead):
         self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
     ) -> jax.Array:
         pooled_BD = self.pooled(encoding)
+        # The rows of one example are consecutive.
         if encoding.choices > 1:
             pooled_BD = pooled_BD.reshape(-1, encoding.choices, pooled_BD.shape[-1]).sum(1)
         return self.logits("BD,DC->BC", dropout(pooled_BD, self.rate, dropout_key, SITE))
@@ -59,7 +61,7 @@ class SpanHead(LinearHead):
 
 
 class SpanPointerHead(LinearHead):
-    """The same for a model that reads from left to right, which knows the question only behind the context: Encoding →
+    """The same for a model that reads from left to right and knows the question only after the context: Encoding →
     float32 BLC.
 
         logits[l, c] = hidden[l] · query[c] / √D + linear(hidden[l])[c]      query = linear(pooled)
@@ -75,8 +77,10 @@ class SpanPointerHead(LinearHead):
     ) -> jax.Array:
         hidden_BLD, sizes = encoding.hidden_BLD, {**self.sizes, "_": self.sizes["D"]}
         query = logits_linear("BD,DC_->BC_", sizes, self.kernel_init, self.dtype, name="query")
+        # Scaled like the logits of attention, whose form this has: a sum over D terms grows with √D.
         query_BCD = (query(self.pooled(encoding)) / self.sizes["D"] ** 0.5).astype(hidden_BLD.dtype)
         pointed_BLC = jnp.einsum("BLD,BCD->BLC", hidden_BLD, query_BCD, preferred_element_type=jnp.float32)
+        # The linear part scores a token by itself, without the query.
         return pointed_BLC + self.logits("BLD,DC->BLC", hidden_BLD)
 
 
@@ -87,6 +91,7 @@ class ChoiceHead(LinearHead):
     reads_pooled = True
 
     def layers_read(self, layers: int) -> tuple[int, ...]:
+        # As in PooledHead.
         return ()
 
     @nn.compact
@@ -98,5 +103,6 @@ class ChoiceHead(LinearHead):
         # All alternatives of an example share one dropout mask, as in GPT-1's code (finetune-transformer-lm, train.py):
         # they are compared on the same features.
         mask_BD = dropout(jnp.ones_like(pooled_BAD[:, 0]), self.rate, dropout_key, SITE)
+        # "_" of size 1: one logit for each alternative.
         logits_BA = self.logits("BAD,D_->BA_", pooled_BAD * mask_BD[:, None], _=1)[..., 0]
         return without_absent(logits_BA, batch)

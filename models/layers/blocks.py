@@ -23,7 +23,7 @@ class Linear(nn.Module):
     """y = einsum(equation, x, kernel) + bias; the kernel's shape is read off the equation's letters.
 
     `Linear("BLD,DHK->BLHK", {"D": 64, "H": 4, "K": 16})`: kernel [64, 4, 16], bias [4, 16]. The contracted letters
-    stand last in x and first in the kernel.
+    come last in x and first in the kernel.
 
     x and the kernel are multiplied in dtype. out_dtype is the dtype of the result and of the bias: heads give float32
     logits out of bfloat16 factors.
@@ -147,6 +147,7 @@ class Norm(nn.Module):
         scale = self.param("scale", nn.initializers.ones, shape)
         bias = self.param("bias", nn.initializers.zeros, shape) if self.biases else None
         y = normalise(x.astype(jnp.float32), self.eps)
+        # Scale and bias are float32 too; the result is rounded to dtype once, at the end.
         lead = tuple(range(x.ndim - 1))
         y = y * jnp.expand_dims(scale, lead)
         return (y if bias is None else y + jnp.expand_dims(bias, lead)).astype(self.dtype)
@@ -180,6 +181,7 @@ def _with_derivative(function: Activation, derivative: Activation) -> Activation
 
 
 ACTIVATIONS: dict[str, Activation] = {
+    # jax.nn.gelu's default is the approximation: both forms are named.
     "erf": _with_derivative(lambda x: jax.nn.gelu(x, approximate=False), _gelu_erf_derivative),
     "tanh": _with_derivative(lambda x: jax.nn.gelu(x, approximate=True), _gelu_tanh_derivative),
     "relu": jax.nn.relu,
@@ -193,6 +195,7 @@ def activation_floats(config: TransformerConfig, size: dict[str, int]) -> float:
     These are each layer's activations for the backward pass, the logits and the logits' gradient. 25 D-wide arrays a
     layer were measured at GPT's 4 layers of 128, two of them attention's; 30 leaves room.
     """
+    # The alternatives of a choice (A) are sequences of their own.
     tokens, c = size["B"] * size.get("A", 1) * size["L"], config
     return tokens * (c.layers * (30.0 * c.hidden + 3.0 * c.heads * size["L"]) + 2.0 * c.vocab)
 
@@ -230,10 +233,18 @@ def scan_layers(
     """Runs x_BLD through N layers of block, named `layers`. Call it inside a compact method.
 
     Layer n computes x = block(config)(x, n, *shared), with n an i32 array. Parameters are stacked on a leading N axis,
-    whether the loop is scanned or unrolled, so that checkpoints do not depend on it. initializing: whether parameters
-    are made.
+    whether the loop is scanned or unrolled, so that checkpoints do not depend on it.
 
-    Returns the last layer's output and, when asked for states, every layer's.
+    Args:
+        block: makes a layer's module from the configuration.
+        config: the model's configuration.
+        x_BLD: the first layer's input.
+        shared: further arguments of every layer.
+        states: whether every layer's output is returned.
+        initializing: whether parameters are made.
+
+    Returns:
+        The last layer's output and, when asked for states, every layer's.
     """
 
     # nn.scan wants a module whose call returns (carry, output): this wraps a block, which returns x alone.
@@ -250,6 +261,7 @@ def scan_layers(
 
     layers, remat = config.layers, config.remat
     turns = layers_per_iteration(config.unroll, layers, remat)
+    # Without a loop nothing is recomputed: XLA would merge the second computation with the first.
     if remat == "auto":
         remat = "none" if turns == layers > 1 else choose_remat(x_BLD, layers)
     # Inside a scan XLA cannot merge the recomputation with the forward pass, so no barriers against CSE are needed.
@@ -265,5 +277,6 @@ def scan_layers(
         # are drawn by the keys of that second time, so that a seed gives the values that it always gave.
         check_constancy_invariants=initializing,
     )
+    # The layers' numbers are scanned over along with their parameters.
     x_BLD, every_layer = scanned(name="layers")(x_BLD, jnp.arange(layers, dtype=jnp.int32), *shared)
     return x_BLD, () if every_layer is None else tuple(every_layer)

@@ -22,7 +22,7 @@ from contexture.models.sharding import batch_devices, batch_shards, constrain, p
 CHARACTERS = 261
 """256 bytes, begin and end of a sentence, begin and end of a word, padding."""
 PADDING = 261
-"""The id of padding: the original's 260, plus one because 0 stands for no word."""
+"""The id of padding: the original's 260, plus one because 0 means no word."""
 SHORT_LENGTHS = (14, 18, 22, 28)
 """Numbers of positions that the filters may run over instead of all, where every word of the batch is shorter."""
 MAX_CONV_FLOATS = 1 << 21
@@ -100,7 +100,7 @@ class CharCnn(nn.Module):
         lengths = _conv_lengths(W, widest)
         branches = [functools.partial(conv_over, length) for length in lengths]
         x_RF = jax.lax.switch(_first_sufficient(lengths, types_RW), branches).astype(self.dtype)
-        # Behind the maximum instead of before it: bias and activation are monotonic, so the maximum is the same, and
+        # After the maximum instead of before it: bias and activation are monotonic, so the maximum is the same, and
         # they are computed once a word instead of once a window.
         x_RF = _ACTIVATIONS[self.activation](x_RF + bias_F[None])
         for number in range(self.highway):
@@ -122,7 +122,7 @@ def _centred_uniform(limit: float) -> Init:
 def _conv_lengths(W: int, widest: int) -> tuple[int, ...]:
     """Returns the numbers of window positions that the convolution is compiled for: short ones, then all W.
 
-    A short length P must leave room for one whole window behind it, P + widest ≤ W, so that all filters' windows at the
+    A short length P must leave room for one whole window after it, P + widest ≤ W, so that all filters' windows at the
     first P positions fit into W.
     """
     return (*(length for length in SHORT_LENGTHS if length + widest <= W), W)
@@ -131,7 +131,7 @@ def _conv_lengths(W: int, widest: int) -> tuple[int, ...]:
 def _first_sufficient(lengths: Sequence[int], types_RW: jax.Array) -> jax.Array | int:
     """Returns the number of the first length that gives the same maxima as all W positions.
 
-    Windows that start behind the longest word see nothing but padding. They are all alike, so one of them is enough: a
+    Windows that start past the longest word see nothing but padding. They are all alike, so one of them is enough: a
     length suffices when it is greater than the longest word, its marks counted.
     """
     if len(lengths) == 1:
@@ -153,6 +153,7 @@ class FilterBank(nn.Module):
 
     @nn.compact
     def __call__(self) -> tuple[jax.Array, jax.Array]:
+        # bilm-tf's: uniform for relu filters, normal with 1/sqrt(fan-in) for tanh.
         init = {
             "relu": _centred_uniform(0.05),
             "tanh": nn.initializers.normal(1.0 / math.sqrt(self.width * self.char_width)),
@@ -183,6 +184,7 @@ def conv_max_over_time(x_RPX: jax.Array, kernel_XF: jax.Array, invalid_PF: jax.A
 
 def _conv(x_RPX: jax.Array, kernel_XF: jax.Array, invalid_PF: jax.Array) -> jax.Array:
     R, P, X = x_RPX.shape
+    # One product over all windows of all words, summed in float32.
     y = jnp.dot(x_RPX.reshape(-1, X), kernel_XF, preferred_element_type=jnp.float32)
     return y.reshape(R, P, -1) + invalid_PF[None]
 

@@ -33,8 +33,7 @@ def dropout_key(seed: int | jax.Array, step: jax.Array, row_B: jax.Array) -> Dro
 
 
 def repeat_for_choices(dropout_key: DropoutKey | None, choices: int) -> DropoutKey | None:
-    """Returns the key for a batch whose examples stand as `choices` consecutive rows each; every row has its own
-    masks."""
+    """Returns the key for a batch whose examples have `choices` consecutive rows each; every row has its own masks."""
     if dropout_key is None or choices == 1:
         return dropout_key
     row_BA = dropout_key.row_B[:, None] * choices + jnp.arange(choices, dtype=dropout_key.row_B.dtype)[None]
@@ -76,7 +75,7 @@ def random_word(start: jax.Array, stride: jax.Array, column: jax.Array) -> jax.A
 def bits(
     dropout_key: DropoutKey, site: jax.Array | int, shape: tuple[int, ...], whole: tuple[int, ...] = ()
 ) -> jax.Array:
-    """Returns random words, u32, of shape (B, …): those of an array of the shape (B, *whole) cut to this one."""
+    """Returns random words, u32, of shape (B, …): as drawn for an array (B, *whole), cut to this shape."""
     start_B, stride_B = row_words(dropout_key, site)
     # column = the row-major index of an element within its sequence, built from iotas so that a sharded array counts
     # its own part without communication.
@@ -104,9 +103,15 @@ def dropout(
 ) -> jax.Array:
     """Zeroes each element of x (B, …) with probability rate and scales the others by 1/(1 - rate).
 
-    Returns x itself for dropout_key=None (evaluation) or rate 0. `site` numbers the places of a model where dropout is
-    applied, so that no two share a mask. whole: the dims, but the first, of the array that x may be a part of, cut at
-    its ends, whose mask is drawn: that of a sequence is then the same however far it is padded.
+    Returns x itself for dropout_key=None (evaluation) or rate 0.
+
+    Args:
+        x: the array; its first dim is the sequences.
+        rate: the probability that an element becomes 0.
+        dropout_key: the key of the step's masks.
+        site: the number of this place in the model, so that no two places share a mask.
+        whole: the dims after the first of a larger array that x is the beginning of. Its mask is drawn and cut to x,
+            so that a sequence has the same mask however far it is padded.
     """
     if dropout_key is None or rate == 0.0:
         return x

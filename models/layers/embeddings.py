@@ -29,6 +29,7 @@ def _lookup_backward(words: int, index_BL: jax.Array, dx_BLD: jax.Array) -> tupl
     def add(index_T: jax.Array, dx_TD: jax.Array) -> jax.Array:
         return jnp.zeros((words, D), dx_TD.dtype).at[index_T].add(dx_TD)
 
+    # Each device adds its own sequences' rows into a table of its own; only these sums cross the mesh.
     dtable_BVD = jax.vmap(add)(index_BL.reshape(devices, -1), dx_BLD.reshape(devices, -1, D))
     return sum_over_devices(constrain(dtable_BVD, "BV_"), "VD"), None
 
@@ -64,6 +65,8 @@ class BertEmbeddings(nn.Module):
         site: int,
     ) -> tuple[jax.Array, jax.Array]:
         L = tokens_BL.shape[1]
+        # Whole in D on every device: D is sharded over devices that share
+        # the batch too, and a lookup's result by batch.
         table_VD, position_LD = gathered(self.tokens, "VD", "V_"), gathered(self.positions, "LD", "L_")
         # Without given positions the rows are a slice, whose gradient is a sum; a gather's would be a scatter-add.
         positions_BLD = position_LD[None, :L] if positions_BL is None else position_LD[positions_BL]
@@ -108,5 +111,6 @@ class GptEmbeddings(nn.Module):
             table_VD, position_LD = softmax_VD[:V], softmax_VD[V:]
         # Without given positions the rows are a slice, as in BertEmbeddings.
         positions_BLD = position_LD[None, : tokens_BL.shape[1]] if positions_BL is None else position_LD[positions_BL]
+        # Rows are added in the tables' float32 and rounded to dtype after that.
         x_BLD = constrain(lookup(table_VD, tokens_BL) + positions_BLD, "BLD").astype(self.dtype)
         return x_BLD if self.one_table else dropout(x_BLD, self.rate, dropout_key, site), softmax_VD

@@ -181,7 +181,7 @@ class Lstm(nn.Module):
     ) -> list[jax.Array]:
         N, J, G, U = (self.sizes[letter] for letter in "NJGU")
         # Fan-in 2J and fan-out 4U, for each layer: TensorFlow's LSTMCell has the input's and the hidden state's part in
-        # one kernel, and Glorot's range is that of the whole.
+        # one kernel, and Glorot's range is computed for the whole kernel.
         glorot = functools.partial(nn.initializers.variance_scaling, 1.0, "fan_avg", "uniform", batch_axis=0)
         kernel_N_JGU = self.param("kernel", glorot(in_axis=(1, 2), out_axis=(3, 4)), (N, 2, J, G, U))
         bias_NGU = self.param("bias", nn.initializers.zeros, (N, G, U))

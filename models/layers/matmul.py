@@ -28,7 +28,7 @@ def custom_gradient(
 
 @custom_gradient(nondiff_argnums=(2,))
 def matmul(x_TD: jax.Array, kernel_DF: jax.Array, out_dtype: DTypeLike | None = None) -> jax.Array:
-    """x · kernel, accumulated and returned in out_dtype (None: that of the factors); gradients have the factors' dtype.
+    """x · kernel, accumulated and returned in out_dtype (None: the factors' dtype); gradients have the factors' dtype.
 
     The forward pass is jnp.matmul's. The gradient is our own for its speed on CPUs: there the kernel's gradient is
     formed with the narrower of its two factors on the left, because XLA copies that factor into another order.
@@ -93,6 +93,7 @@ def _quantized_forward(
 def _quantized_backward(fp8: bool, saved: tuple[jax.Array, jax.Array], dy_TF: jax.Array) -> tuple[jax.Array, jax.Array]:
     x_TD, kernel_DF = saved
     if not fp8:
+        # int8: the kernel's gradient stays unquantized (`quantized_matmul`).
         return _product(dy_TF, kernel_DF.T, jnp.int8), x_TD.T @ dy_TF
     dx_TD = _product(dy_TF, kernel_DF.T, jnp.float8_e5m2, jnp.float8_e4m3fn)
     return dx_TD, _product(x_TD.T, dy_TF, jnp.float8_e4m3fn, jnp.float8_e5m2)
@@ -115,7 +116,7 @@ def _product(a_XY: jax.Array, b_YZ: jax.Array, kind: DTypeLike, b_kind: DTypeLik
 
     a, b = quantize(a_XY, kind, 0), quantize(b_YZ, b_kind or kind, 1)
     # 8-bit factors have one precision, whatever `jax_default_matmul_precision` says of float32.
-    # Sums of int8 are written in int32; those of float8 in a's dtype, which takes a GPU's memory half as long.
+    # Sums of int8 are written in int32; sums of float8 in a's dtype, which takes a GPU's memory half as long.
     y_XZ = qwix.dot_general(
         a, b, (((1,), (0,)), ((), ())), precision=jax.lax.Precision.DEFAULT, preferred_element_type=a_XY.dtype
     )

@@ -14,8 +14,8 @@ Policy: TypeAlias = Callable[..., Any]
 
 
 def _with_quantized(dots: Policy, named: Policy) -> Policy:
-    """Returns the policy `dots` of matrix products, and `named` of quantized ones: their result in the activations'
-    dtype has a name. Where it is kept, nothing needs the wider sum."""
+    """Returns one policy: `dots` for matrix products and `named` for quantized ones, whose result in the activations'
+    dtype has a name. Where that is kept, nothing needs the wider sum."""
     return lambda primitive, *arguments, **parameters: (named if primitive.name == "name" else dots)(
         primitive, *arguments, **parameters
     )
@@ -51,9 +51,12 @@ def choose_remat(x_BLD: jax.Array | jax.ShapeDtypeStruct, layers: int) -> str:
     A CPU, and a device whose memory is not known, computes nothing again.
     """
     B, L, D = x_BLD.shape
+    # On a GPU, programs have only the share that XLA sets aside for them.
     memory = device_memory() * GIB * (gpu_memory_fraction() if platform() == "gpu" else 1.0)
+    # Bytes of one array of the model's width in every layer, on one device.
     width = layers * (B // batch_shards(B)) * L * D * jnp.dtype(x_BLD.dtype).itemsize
     left = memory - _STATE * layers * D * D / model_shards()
+    # In this order: the first that fits recomputes least.
     fits = (name for name, share in _SHARE.items() if KEPT[name] * width <= share * left)
     return next(fits, "full") if memory else "none"
 

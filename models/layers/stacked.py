@@ -22,6 +22,7 @@ def unstack_layers(params: Params, config: ModelConfig) -> Params:
     `Model.apply` takes. Call it on the mesh that computes; they are as given unless one CPU computes the layers without
     a loop."""
     backbone: Any = params.get("backbone", {})
+    # Only one CPU that computes the layers without a loop gains by arrays apart; everywhere else the stack stays.
     if not isinstance(config, TransformerConfig) or "layers" not in backbone or _is_apart(backbone):
         return params
     if platform() != "cpu":
@@ -45,6 +46,7 @@ def stack_layers(params: Params) -> Params:
     backbone: Any = params.get("backbone", {})
     if not _is_apart(backbone):
         return params
+    # A tuple is a stack apart, not a part of the tree.
     layers = jax.tree.map(jnp.stack, backbone["layers"], is_leaf=lambda x: isinstance(x, tuple))
     return {**params, "backbone": {**backbone, "layers": layers}}
 

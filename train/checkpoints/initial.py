@@ -1,4 +1,4 @@
-"""Checkpoints of parameters alone, written one array at a time: a model is never in memory whole."""
+"""Checkpoints of parameters alone, written one array at a time: the whole model is never in memory."""
 
 import asyncio
 import errno
@@ -21,12 +21,12 @@ from contexture.train.checkpoints.orbax_logging import orbax_silenced
 
 Array = np.ndarray
 _CHUNK_BYTES = 16 << 20
-"""The largest piece of an array that is read at once later: a device reads little more than its own part."""
+"""Size of the pieces that an array is stored in: later, a device reads little more than its own part."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """An array that is made when it is written. Orbax plans the file from its shape and dtype."""
+    """An array that is made only when it is written. Orbax plans the file from its shape and dtype."""
 
     shape: tuple[int, ...]
     make: Callable[[], Array]
@@ -52,6 +52,7 @@ class _OneByOne(type_handlers.NumpyHandler):
     """
 
     def __init__(self) -> None:
+        # No copy: the array belongs to nobody else, and a copy would double the memory.
         super().__init__(deepcopy_host_arrays=False)
         self._turn = asyncio.Semaphore(1)
         self.failed: list[BaseException] = []
@@ -59,6 +60,7 @@ class _OneByOne(type_handlers.NumpyHandler):
 
     async def _open_and_write(self, value: Any, tspec: dict[str, Any], ts_context: Any) -> None:
         async with self._turn:
+            # After a failure the other coroutines end at once: making further arrays may take minutes.
             if not self.failed:
                 try:
                     array = value.make()
@@ -88,6 +90,7 @@ def write_checkpoint(step: Path, leaves: Mapping[str, Leaf], meta: Meta) -> None
 
     Raises OSError, and the errors of making a leaf.
     """
+    # Digests are taken from each array while it is in memory, before it goes through the disk.
     words: dict[str, int] = {}
 
     def made(path: str, leaf: Leaf) -> Leaf:
@@ -103,12 +106,14 @@ def write_checkpoint(step: Path, leaves: Mapping[str, Leaf], meta: Meta) -> None
     tree = nested({path: made(path, leaf) for path, leaf in ordered.items()})
     by_name = by_path(tree)
     handler = _OneByOne()
+    # Orbax sees Leaf as a type of array of its own, and hands each one to the handler.
     registry = type_handlers.create_type_handler_registry((Leaf, handler))
     chunked = nested({path: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES) for path in by_name})
     try:
         with orbax_silenced(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry)) as writer:
             writer.save((step / "state").absolute(), args=ocp.args.PyTreeSave(tree, save_args=chunked))
     except BaseException as error:
+        # The error of making an array (a damaged published file) is the user's; Orbax's own wrapper would hide it.
         if handler.not_made:
             raise handler.not_made[0] from None
         if isinstance(error, Exception) and not isinstance(error, OSError):  # of many kinds, where Orbax cannot write
@@ -118,6 +123,7 @@ def write_checkpoint(step: Path, leaves: Mapping[str, Leaf], meta: Meta) -> None
     meta = {**meta, "shapes": {path: list(leaf.shape) for path, leaf in by_name.items()}}
     digest: dict[str, object] = {"arrays": words, "meta": text_digest(meta)}
     digest["self"] = text_digest(digest)
+    # As Orbax's JsonSave lays them out: a folder for each item, with a file `metadata`.
     for name, item in (("meta", meta), ("digest", digest)):
         (step / name).mkdir()
         (step / name / "metadata").write_text(json.dumps(item), "utf-8")

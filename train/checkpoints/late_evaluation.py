@@ -1,8 +1,8 @@
-"""The evaluation of a checkpoint that was saved before it: a stopped run saves first, and evaluates when it resumes.
+"""Late evaluations: a stopped run saves its checkpoint first, and evaluates it when it resumes.
 
-It is kept in a file of its own in the checkpoint's folder, `evaluated.json`, so that the checkpoint itself is never
-written a second time: there is no moment at which a kill could lose it. Without that file, or if it is damaged, the
-checkpoint's meta says `unevaluated`, and the evaluation is done when the run resumes.
+The evaluation is kept in a file of its own in the checkpoint's folder, `evaluated.json`, so that the checkpoint itself
+is never written a second time: there is no moment at which a kill could lose it. Where that file is missing or damaged,
+the checkpoint's meta says `unevaluated`, and the evaluation is done when the run resumes.
 """
 
 import hashlib
@@ -38,6 +38,8 @@ def with_evaluation(checkpoint: Path, meta: dict[str, object], digest: Mapping[s
     try:
         tree = json.loads(read_plain(checkpoint / _NAME))
         good = tree.pop("self") == text_digest(tree) and tree["of"] == text_digest(digest)
+    # Missing, or damaged in any way: the evaluation is done again, which costs time and nothing else.
     except (OSError, DataError, ValueError, RecursionError, AttributeError, KeyError, TypeError):
         return meta
+    # `unevaluated` goes; held_out_loss, rank, metric and best come from the file.
     return {name: value for name, value in meta.items() if name != "unevaluated"} | tree["found"] if good else meta

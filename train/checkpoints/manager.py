@@ -7,8 +7,8 @@ A checkpoint is one Orbax composite of three items:
     digest  JSON: a digest of each array, of `meta` and of itself
 
 Orbax alone would read a flipped byte as another number; the digests show it. Orbax writes into a folder
-`<step>.orbax-checkpoint-tmp` and renames it once all is on disk, so a folder with a number as its name is complete, and
-a kill leaves no half of a checkpoint.
+`<step>.orbax-checkpoint-tmp` and renames it once all is on disk, so a folder with a number as its name is complete: a
+kill leaves no half-written checkpoint under that name.
 """
 
 import contextlib
@@ -55,19 +55,22 @@ T = TypeVar("T")
 
 
 def read_meta_together(directory: Path) -> Meta:
-    """`read_meta` in every process of a job; raises in all if one cannot read it."""
+    """Returns the meta of a checkpoint in every process of a job; raises in all of them if one cannot read it."""
     return processes.together(lambda: read_meta(directory), CheckpointError)
 
 
 def _stored(state: Any) -> dict[str, object]:
-    """Returns a state as it is written: its fields by name, without those that hold no array (a carry of {})."""
+    """Returns a state as it is written: its fields by name, without those that hold no array (an empty carry)."""
     parts = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     return {name: part for name, part in parts.items() if jax.tree.leaves(part)}
 
 
 def _read_arrays(directory: Path, expected: Any, prefix: str, part: bool) -> Any:
-    """Returns arrays of `expected`'s shapes and shardings, of the stored tree under prefix ('' for all of it). part:
-    the tree may hold more."""
+    """Returns the stored arrays under `prefix` ('' for the whole state), with `expected`'s shapes and shardings.
+
+    part: the stored tree may hold more than `expected`.
+    """
+    # Shardings go in here, so each device reads its own part: a checkpoint of one mesh is restored on any other.
     restore = ocp.checkpoint_utils.construct_restore_args
     target = {prefix: expected} if prefix else _stored(expected)
     arguments = ocp.args.PyTreeRestore(target, restore_args=restore(target), partial_restore=part)
@@ -77,22 +80,32 @@ def _read_arrays(directory: Path, expected: Any, prefix: str, part: bool) -> Any
             restored = reader.restore(epath.Path(without_parents(directory / "state")), args=arguments)
     except Exception as error:
         raise CheckpointError(f"item state: cannot be read ({first_line(error)})") from None
+    # Fields without arrays were not stored; they keep their value.
     return restored[prefix] if prefix else dataclasses.replace(expected, **restored)
 
 
 def restore(directory: Path, expected: T, mesh: Mesh, prefix: str = "", part: bool = False) -> tuple[T, Meta]:
     """Returns (arrays like `expected`, verified; meta) of one checkpoint.
 
-    expected: a tree of ShapeDtypeStructs with shardings, of all arrays under prefix, or (part) of some of them. Raises
-    CheckpointError that names the item or the array that is damaged or has another shape; if one process of a job
-    cannot read its share, in all of them.
+    Args:
+        directory: the checkpoint, `checkpoints/<step>`.
+        expected: a tree of ShapeDtypeStructs with shardings.
+        mesh: the devices that the arrays go to, and that compute their digests.
+        prefix: the part of the state that `expected` is, such as "params"; "" for all of it.
+        part: whether `expected` may lack arrays that are stored under the prefix.
+
+    Raises:
+        CheckpointError: when an item or array, which it names, is damaged or has another shape; in all processes of a
+            job if one cannot read its share.
     """
     start = prefix + "/" if prefix else ""
     # Shapes first, then the numbers: a large file of another model is refused before it is read.
     meta, stored = processes.together(lambda: _read_fitting(directory, by_path(expected), start, part), CheckpointError)
     state = processes.together(lambda: _read_arrays(directory, expected, prefix, part or bool(prefix)), CheckpointError)
+    # Orbax raises nothing for a flipped bit: what arrived on the devices is compared with what was saved.
     words, _ = digests(state, mesh)
 
+    # All processes compare, and all raise if one of them sees a difference: none may go on alone.
     def verify() -> None:
         for name, word in stored.items():
             if words[name] != word:
@@ -110,11 +123,14 @@ def _read_fitting(
     Raises CheckpointError unless the checkpoint holds arrays of these shapes.
     """
     meta, words = read_json(directory)
+    # A folder that somebody has renamed or copied would resume at the wrong step.
     if str(meta["step"]) != directory.name:
         raise CheckpointError(f"item meta: is of step {meta['step']}")
+    # Paths relative to the prefix, like those of `expected`.
     stored = {name[len(start) :]: word for name, word in words.items() if name.startswith(start)}
     if part:
         stored = {name: word for name, word in stored.items() if name in expected}
+    # The first path by name on one side only: it says what differs between the two models.
     if set(stored) != set(expected):
         odd = sorted(set(stored) ^ set(expected))[0]
         side = "holds" if odd in stored else "lacks"
@@ -132,11 +148,12 @@ _POLL = 0.005
 
 
 def _identity_of(folder: Path) -> tuple[int, int]:
-    """Returns a folder's device and inode, which it keeps when it is moved; _NOWHERE if it does not exist."""
+    """Returns a folder's device and inode, which it keeps when it is renamed; _NOWHERE if it does not exist."""
     try:
         status = folder.stat()
     except OSError:
         return _NOWHERE
+    # The inode is the same under any name, and differs for a folder made anew under the old one.
     return status.st_dev, status.st_ino
 
 
@@ -146,6 +163,7 @@ class _Best(policies.PreservationPolicy):
 
     ranks: dict[int, float | None]
 
+    # ranks is shared with `Checkpoints`, which adds the rank of each step before it is saved.
     def should_preserve(self, checkpoints: Any, *, context: Any) -> list[bool]:
         best = best_step({info.step: self.ranks.get(info.step) for info in checkpoints})
         return [info.step == best for info in checkpoints]
@@ -179,11 +197,19 @@ class Checkpoints:
         identity: str = "",
         metric: str = "loss",
     ) -> None:
-        """identity: the run's fingerprint; a checkpoint of another one is refused. metric: decides the best checkpoint,
-        which is kept."""
+        """Touches no file yet.
+
+        Args:
+            run_directory: the run's folder.
+            mesh: the devices of the state.
+            config: which checkpoints are kept.
+            identity: the run's fingerprint; a checkpoint of another one is refused.
+            metric: decides the best checkpoint, which is kept.
+        """
         self.metric = metric
         self.directory = without_parents(run_directory / "checkpoints")
         self.damaged = without_parents(run_directory / "damaged")
+        # A folder that is moved while the run trains would be made anew, and the run split in two: see `_was_moved`.
         self._place = _identity_of(self.directory.parent)
         self.mesh, self.config, self.identity = mesh, config, identity
         self._manager: _Manager | None = None
@@ -193,9 +219,13 @@ class Checkpoints:
     def restore_latest(self, expected: T) -> tuple[T, Meta] | None:
         """Returns the newest checkpoint that is good in every number, or None if there are no checkpoints.
 
-        Warns of each that is damaged, and moves it to `damaged/`. Raises CheckpointError if none is good, ConfigError
-        for one of a run with another fingerprint.
+        Warns of each damaged one, and moves it to `damaged/`.
+
+        Raises:
+            CheckpointError: when none is good.
+            ConfigError: when the newest good one has another fingerprint.
         """
+        # Newest first. All processes walk the same list: `restore` fails in all of them or in none.
         existing = steps(self.directory)
         bad: list[str] = []
         for step in reversed(existing):
@@ -205,6 +235,7 @@ class Checkpoints:
                 bad.append(f"step {step}: {error}")
                 logger.warning(f"checkpoint of {bad[-1]}; trying the one before")
                 continue
+            # Good, but of another run: an older one would be no better, so nothing is skipped.
             if meta["identity"] != self.identity:
                 raise ConfigError(
                     f"checkpoint {self.directory / str(step)} is of a run with other settings, text or vocabulary; "
@@ -227,6 +258,7 @@ class Checkpoints:
             for step in bad:
                 os.rename(self.directory / str(step), numbered(self.damaged / str(step), first=0))
             logger.warning(f"moved damaged checkpoints to {self.damaged}")
+        # Nobody saves into a folder that process 0 is still sorting.
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("damaged checkpoints moved")
 
@@ -237,11 +269,13 @@ class Checkpoints:
             if jax.process_index() == 0:
                 for left in self.directory.glob("*.orbax-checkpoint-tmp*"):
                     shutil.rmtree(left, ignore_errors=True)
+            # The ranks of an earlier start, so that its best checkpoint is still protected. A damaged one has none.
             latest = policies.LatestN(self.config.max_to_keep)
             for step in steps(self.directory):
                 with contextlib.suppress(CheckpointError):
                     meta = read_meta(self.directory / str(step))
                     self._ranks[step] = rank_of(meta, self.metric)
+            # A checkpoint stays if any policy wants it. Orbax's best_fn alone would delete the newest one.
             kept: list[policies.PreservationPolicy] = [latest, _Best(self._ranks)]
             if self.config.keep_every:
                 kept.append(policies.EveryNSteps(self.config.keep_every))
@@ -255,8 +289,9 @@ class Checkpoints:
         return self._manager
 
     def _read_back(self) -> None:
-        """Reads what was written before it gets its name. If this raises, Orbax removes none of those before."""
+        """Reads a checkpoint before it gets its name. If this raises, Orbax removes no earlier checkpoint."""
         step, last = self._writing
+        # Called in Orbax's thread on process 0 when all arrays are written, before the folder is renamed.
         for written in self.directory.glob(f"{step}.orbax-checkpoint-tmp*"):
             try:
                 read_back(written, whole=last)
@@ -266,9 +301,18 @@ class Checkpoints:
     def save(self, step: int, state: object, meta: Meta, held_out_loss: float | None, last: bool = False) -> None:
         """Starts to write the state of a step; the write continues in the background, and ends with reading it back.
 
-        The best step, which is kept, is that of the least meta["rank"], or without one of the least loss. last: no step
-        follows, so the whole is read back and not a sample. Raises CheckpointError if the write before this one has
-        failed, Diverged for numbers that are not finite.
+        The best step, which is kept, has the least meta["rank"], or without ranks the least held-out loss.
+
+        Args:
+            step: its number.
+            state: the arrays, on the devices.
+            meta: further fields of the item `meta`: seed, lines_read, best, rank, …
+            held_out_loss: of the evaluation after the step; None without one.
+            last: no step follows, so the whole is read back and not a sample.
+
+        Raises:
+            CheckpointError: when this or the previous write has failed.
+            Diverged: when the state holds numbers that are not finite.
         """
         if self._was_moved():
             raise self._failed(FileNotFoundError())
@@ -283,34 +327,38 @@ class Checkpoints:
         }
         # The digests are computed from the arrays on the devices, before they go through memory, network and disk.
         arrays, broken = digests(state, self.mesh)
+        # A checkpoint with NaN can never be trained further; the one before it can.
         if broken:
             good = self.finished
             where = f"the last checkpoint is of step {good}" if good else "there is no checkpoint yet"
             raise Diverged(f"{broken[0]} holds numbers that are not finite at step {step}, not saved; {where}")
         digest: dict[str, Any] = {"arrays": arrays, "meta": text_digest(meta)}
         digest["self"] = text_digest(digest)
+        # PyTreeSave for the state: StandardSave could not restore a part of it, such as the parameters alone.
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(_stored(state)), meta=ocp.args.JsonSave(meta), digest=ocp.args.JsonSave(digest)
         )
-        # One write at a time: the arrays of a second one would need the memory of the first.
+        # One write at a time: each holds a copy of the arrays in the host's memory.
         self.wait()
         try:
             manager = self._open()
             # Known before the save, which decides at once which older checkpoints are removed.
             self._ranks[step] = rank_of(meta, self.metric)
             self._writing = step, last
+            # force: Orbax's own save_interval has no say, the run decides when to save.
             manager.save(step, args=items, force=True)
         except Exception as error:
             raise self._failed(error) from error
 
     def add_evaluation(self, step: int, evaluated: Meta) -> None:
-        """Keeps the evaluation of a checkpoint that was saved before it: held_out_loss, rank, metric, best.
+        """Stores the evaluation of a checkpoint that was saved before it: held_out_loss, rank, metric, best.
 
         Raises CheckpointError if it cannot be written.
         """
         if self._was_moved():
             raise self._failed(FileNotFoundError())
         self._open()
+        # Before the next save, which decides what is kept.
         self._ranks[step] = rank_of(evaluated, self.metric)
         if jax.process_index() == 0:
             try:
@@ -335,12 +383,15 @@ class Checkpoints:
     @property
     def finished(self) -> int:
         """The newest step that is completely on disk; 0 if there is none."""
+        # Read from the disk: a folder has its number as its name only when Orbax has finished it.
         return (steps(self.directory) or [0])[-1]
 
     def wait(self) -> None:
         """Waits until the checkpoint that was started is on disk. Raises CheckpointError if it cannot be written."""
         if self._manager is not None:
             try:
+                # Polled: wait_until_finished alone would wait for other processes that wait for a failed write of this
+                # one.
                 while self._manager.is_saving_in_progress():
                     if self._manager.failure is not None:
                         raise self._manager.failure
@@ -355,6 +406,7 @@ class Checkpoints:
         Not in a job of several processes: others may be gone, and Orbax would wait for them.
         """
         if self._manager is not None and jax.process_count() == 1:
+            # An error is on its way already; a second one must not hide it.
             with contextlib.suppress(Exception):
                 self._manager.close()
             self._manager = None

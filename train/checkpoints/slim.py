@@ -25,7 +25,7 @@ from contexture.train.settings.run_file import read, write
 
 
 class Slimmed(TypedDict):
-    """What was taken from a run. bytes_before, bytes_after: of its checkpoints on disk."""
+    """What was removed from a run. bytes_before, bytes_after: size of its checkpoints on disk."""
 
     run: str
     step: int
@@ -35,22 +35,25 @@ class Slimmed(TypedDict):
 
 
 def slim(folder: Path, step: Step = None, check: Callable[[], None] = lambda: None) -> Slimmed:
-    """Leaves of a run the parameters of one checkpoint; returns what was removed.
+    """Keeps only the parameters of one checkpoint of a run; returns what was removed.
 
     The run can still be evaluated, exported and fine-tuned. Its training cannot be resumed. The new checkpoint is
     written and read back whole before the old ones are removed: a kill loses nothing.
 
     Args:
-        step: the checkpoint to leave; None is the one that answers for the run, as `find_steps` says.
+        folder: the run.
+        step: the checkpoint to keep; None is the one that answers for the run, as `find_steps` says.
         check: called between two arrays, before anything is removed; it may raise.
 
-    Raises: ConfigError for a folder that is no run, that is in use, or without such a checkpoint; CheckpointError where
-    the checkpoint cannot be read, or the folder cannot be written; nothing is removed then.
+    Raises:
+        ConfigError: when the folder is no run, is in use, or lacks that checkpoint.
+        CheckpointError: when the checkpoint cannot be read, or the folder not written; nothing is removed then.
     """
     record = read(folder)
     if (folder / "checkpoints").exists():  # else a kill may have come between the two renames below
         find_steps(folder, step)
     with contextlib.closing(lock_folder(folder)):
+        # Clean up after a slim that was killed: between the renames the old checkpoints still exist aside.
         place, aside, new = slim_places(folder)
         if place.is_mount():
             raise ConfigError(f"{place} is a disk of its own, whose folder cannot be replaced; slim a copy of the run")
@@ -60,6 +63,7 @@ def slim(folder: Path, step: Step = None, check: Callable[[], None] = lambda: No
             raise ConfigError(f"{folder} holds no checkpoint yet; train it first")
         for left in (aside, new):
             shutil.rmtree(left, ignore_errors=True)
+        # Slimmed already: nothing to do, and saying so is no error.
         if not _has_more(place):
             (kept,), size = steps(place), _bytes(place)
             return {"run": str(folder), "step": kept, "removed_steps": [], "bytes_before": size, "bytes_after": size}
@@ -68,9 +72,10 @@ def slim(folder: Path, step: Step = None, check: Callable[[], None] = lambda: No
         try:
             _copy(folder / "checkpoints" / str(kept), new, check)
             before, after = _bytes(place), _bytes(new)
-            # Said first: a run that is taken for slim and is not loses nothing.
+            # run.json first: a run that is marked as slimmed but is not loses nothing; the opposite would be resumed.
             write(folder, dataclasses.replace(record, slimmed=True))
             removed = [each for each in steps(place) if each != kept]
+            # Two renames; a kill between them leaves both folders, and the next slim puts the old one back.
             os.rename(place, aside)
             os.rename(new, place)
             shutil.rmtree(aside)
@@ -90,6 +95,7 @@ def slim(folder: Path, step: Step = None, check: Callable[[], None] = lambda: No
 def _has_more(place: Path) -> bool:
     """Returns whether checkpoints hold more than the parameters of one."""
     try:
+        # The digests list every array: only params/… is a slim one. A damaged checkpoint counts as not slimmed.
         return len(steps(place)) > 1 or any(
             not name.startswith("params/") for name in read_json(place / str(steps(place)[0]))[1]
         )
@@ -103,6 +109,7 @@ def _copy(source: Path, folder: Path, check: Callable[[], None]) -> None:
     meta, words = read_json(source)
     state = epath.Path(source / "state")
     with orbax_silenced(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader, ThreadPoolExecutor(1) as thread:
+        # What the file holds must be all that the digests know of, or the slim copy would lack an array.
         tree = _readable(lambda: reader.metadata(state).tree, "state")
         facts = by_path(tree)
         if lost := [name for name in words if name not in facts]:
@@ -117,6 +124,7 @@ def _copy(source: Path, folder: Path, check: Callable[[], None]) -> None:
                 raise CheckpointError(f"array {name}: its values do not match their digest")
             return array
 
+        # Each array is read when the writer asks for it: one at a time in memory, and verified.
         leaves = {name: _leaf(name, facts[name], read_one) for name in words if name.startswith("params/")}
         write_checkpoint(folder / source.name, leaves, meta)
         read_back(folder / source.name, whole=True)
@@ -134,4 +142,5 @@ def _leaf(name: str, fact: Any, read_one: Callable[[str], np.ndarray]) -> Leaf:
 
 
 def _bytes(folder: Path) -> int:
+    # lstat: a link counts as itself, not as the file of another run.
     return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())

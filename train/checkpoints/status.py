@@ -1,5 +1,7 @@
-"""Where a run is: its step, its losses, its speed, whether a process trains it now, its newest checkpoint. Needs no jax
-and reads the ends of files only."""
+"""The status of a run: step, losses, speed, whether a process trains it now, newest checkpoint.
+
+Needs no jax, and reads the ends of files only, so it answers at once for a run of any length.
+"""
 
 import time
 from collections.abc import Iterator
@@ -15,11 +17,12 @@ from contexture.train.run.report import Record, parse_record
 from contexture.train.settings.run_file import read
 
 _BLOCK = 1 << 16
-"""Bytes of metrics.jsonl that are read at once, from its end."""
+"""Bytes of metrics.jsonl that are read at a time, from its end."""
 
 
+# The fields of evaluation.best.Best.
 class _Best(NamedTuple):
-    """The best evaluation so far, as a checkpoint keeps it. rank: the lower the better."""
+    """The best evaluation so far, as a checkpoint stores it. rank: the lower the better."""
 
     metric: str = "loss"
     rank: float | None = None
@@ -31,7 +34,7 @@ class RunStatus(TypedDict):
     """The state of a run. Numbers that are not known are None.
 
     state: training, done, stopped (the same command resumes it), imported, or slimmed (it cannot be resumed). A run
-    that ended by its patience is done, and stopped_early. step and loss are those of the newest line of metrics.jsonl;
+    that ended by its patience is done, and stopped_early. step and loss come from the newest line of metrics.jsonl;
     best is the best `metric` (evaluate.metric) up to the newest checkpoint. Losses are in nats, times in seconds.
     """
 
@@ -56,9 +59,11 @@ class RunStatus(TypedDict):
 
 
 def status(folder: Path) -> RunStatus:
-    """Returns where the run in a folder is. Raises ConfigError for a folder that is no run."""
+    """Returns the status of the run in a folder. Raises ConfigError for a folder that is no run."""
     record = read(folder)
     run, metrics = record.run, folder / "metrics.jsonl"
+    # The newest line of each split; evaluations may be thousands of training steps apart, so this may read further
+    # back.
     newest: dict[str, Record] = {}
     for line in _from_the_end(metrics):
         newest.setdefault(str(line["split"]), line)
@@ -66,14 +71,18 @@ def status(folder: Path) -> RunStatus:
             break
     train, held = newest.get("train", {}), newest.get("dev", {})
     saved = steps(folder / "checkpoints")
+    # An imported run has no metrics, and a file may be lost: then the newest checkpoint tells the step.
     step = max([train.get("step", 0), *saved])
+    # Whoever holds the folder's lock is training; without a holder the run is done or waits to be resumed.
     total, process = record.total_steps or run.steps or None, holder_of(folder)
     best = _best(folder, saved[-1]) if saved else _Best()
+    # Patience has ended in the newest checkpoint, before the last step.
     early = bool(saved) and saved[-1] != total and 0 < run.evaluate.patience <= best.evals_without_improvement
     # metrics.jsonl may have the last step before its checkpoint is saved; a killed run then resumes from an older one.
     finished = early or (bool(saved) and saved[-1] == total)
     trained = "slimmed" if record.slimmed else "done" if finished else "stopped"
     state = "training" if process else "imported" if record.imported else trained
+    # A task from our list has a name; the user's own has only its kind.
     kind = run.task.name if run.task.name != "off" else run.task.kind
     return {
         "run": str(folder),
@@ -98,7 +107,7 @@ def status(folder: Path) -> RunStatus:
 
 
 def _best(folder: Path, step: int) -> _Best:
-    """Returns the best evaluation up to a checkpoint, as that keeps it; none where it is damaged."""
+    """Returns the best evaluation up to a checkpoint, as it stores that; an empty one where it is damaged."""
     try:
         kept = read_meta(folder / "checkpoints" / str(step)).get("best", {})
     except CheckpointError:
@@ -113,9 +122,11 @@ def describe_status(now: RunStatus) -> str:
     if now["steps"]:
         step += f" ({now['step'] / now['steps']:.0%})"
     early = " (stopped early)" if now["stopped_early"] else ""
+    # Line 1 says what it is, line 2 how far it is, line 3 how good; then the checkpoint.
     lines = [f"{now['run']}: {now['what']}", f"  {now['state']}{early}, {step}"]
     if now["process"]:
         lines[-1] += f"; {now['process']}"
+    # Figures that are unknown are left out, and with none of them the line.
     figures = []
     if now["loss"] is not None:
         figures.append(f"loss {now['loss']:.4f}")
@@ -138,6 +149,7 @@ def describe_status(now: RunStatus) -> str:
 
 def _age(path: Path) -> float | None:
     """Returns the seconds since a file was written; None where there is none."""
+    # Never negative: a file system's clock may be ahead of this machine's.
     try:
         return max(time.time() - path.stat().st_mtime, 0.0)
     except OSError:
@@ -145,19 +157,21 @@ def _age(path: Path) -> float | None:
 
 
 def _from_the_end(path: Path) -> Iterator[Record]:
-    """Yields the records of metrics.jsonl, the newest first; damaged lines and a torn one are left out."""
+    """Yields the records of metrics.jsonl, newest first, without damaged lines and a torn last one."""
     try:
         file = open(path, "rb")
     except OSError:
         return
     with file:
+        # Block by block towards the beginning; `rest` is the part of a line that begins in an earlier block.
         place, rest = file.seek(0, 2), b""
         while place > 0:
             size = min(_BLOCK, place)
             place -= size
             file.seek(place)
+            # The first piece may be the end of a line: only those behind it are whole.
             first, *lines = (file.read(size) + rest).split(b"\n")
-            rest = first  # it may begin in the block before
+            rest = first
             for line in reversed(lines):
                 if (record := parse_record(line)) is not None:
                     yield record

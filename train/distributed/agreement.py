@@ -1,4 +1,4 @@
-"""Agreement of the processes of a job before they train: one run, one folder, one text, the same checkpoints."""
+"""Checks that the processes of a job agree before they train: one run, one folder, one text, the same checkpoints."""
 
 import hashlib
 import time
@@ -14,15 +14,15 @@ from contexture.train.run.folder import steps, token, versions
 from contexture.train.settings.run import Run, fields
 
 _PLACES = ("dir", "data.path", "data.dev", "data.tokenizer", "init.run", "task.train", "task.dev", "task.test")
-"""Paths, which may differ between machines: the content of these files is compared instead."""
+"""Fields with paths, which may differ between machines: the content of the files is compared instead."""
 _MINUTES = 5.0
-"""How long the processes wait for each other until all have looked at the folder."""
+"""Minutes that the processes wait for each other until all have looked at the folder."""
 
 
 def agree_on_folder(directory: Path, seconds: float = 10.0) -> None:
     """Raises ConfigError in every process of a job if one of them does not see the folder of process 0.
 
-    seconds: how long a network's file system may take to show a new file.
+    seconds: how long a network file system may take to show a new file.
     """
     # Process 0 wrote a random token into the folder's lock; a folder of the same name elsewhere has another one.
     if jax.process_index() == 0:
@@ -38,6 +38,7 @@ def agree_on_folder(directory: Path, seconds: float = 10.0) -> None:
 def agree_on_content(directory: Path, run: Run, tokenizer: Tokenizer, data: Shards | ExampleStore | None) -> None:
     """Raises ConfigError in every process of a job if one of them would read another run, text or checkpoint."""
     facts: dict[str, object] = {}
+    # run.json holds all settings, and the steps of checkpoints say where each process would resume.
     for name, folder in (("", directory), ("init.run's ", Path(run.init.run) if run.init.run else None)):
         if folder is not None:
             file = folder / "run.json"
@@ -48,7 +49,7 @@ def agree_on_content(directory: Path, run: Run, tokenizer: Tokenizer, data: Shar
 
 
 def agree_on_run(run: Run) -> None:
-    """Raises ConfigError in every process of a job if one was started in another way, or with other libraries."""
+    """Raises ConfigError in every process of a job if one was started with other options, or has other libraries."""
     facts: dict[str, object] = {name: value for name, value in fields(run).items() if name not in _PLACES}
     # One kind of device, one version of each library: a step is one program, which all processes must compile alike.
     facts["devices"] = sorted({device.device_kind for device in jax.local_devices()})

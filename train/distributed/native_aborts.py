@@ -1,4 +1,4 @@
-"""One line in place of the stack trace that jax's native code writes, before it aborts the process of a failed job."""
+"""Replaces the stack trace that jax's native code writes before it aborts a process of a failed job by one line."""
 
 import contextlib
 import ctypes
@@ -15,15 +15,16 @@ from typing import Any
 from jax._src import distributed
 
 _held: list[bytes] = []
-"""The lines that native code has written since the coordination service failed."""
+"""Lines that native code has written since the coordination service failed."""
 _handlers: list[Any] = []
 """Referenced here, so that they are not collected: C code calls them."""
 
 
 def nobody_came(count: str | None, address: str, minutes: float) -> str:
-    """Returns one line for a job whose processes did not all join, from the text that jax writes before it aborts."""
-    time.sleep(0.5)  # until that text has passed the filter's pipe
+    """Returns the line for a job whose processes did not all join, from the text that jax writes before it aborts."""
+    time.sleep(0.5)  # the text is still on its way through the filter's pipe
     written = b"".join(_held).decode("utf-8", "replace")
+    # The coordinator lists the numbers of the missing processes, a line each.
     missing = re.findall(r"^\d+$", written.partition("timed out task names:")[2].partition("RPC:")[0], re.MULTILINE)
     missing = sorted(set(missing), key=int)
     where, limit = address or "its address", f"mesh.startup-minutes={minutes:g}"
@@ -36,8 +37,8 @@ def nobody_came(count: str | None, address: str, minutes: float) -> str:
 def register_within(seconds: int) -> Iterator[None]:
     """Sets how long process 0 waits for the others to join, before it names those that are missing.
 
-    jax.distributed.initialize has no argument for this. So its native library is replaced, for as long as this lasts,
-    by a proxy that adds the argument to the one call that takes it.
+    jax.distributed.initialize has no argument for this. So within the block its native library is replaced by a proxy
+    that adds the argument to the one call that takes it.
     """
     library = distributed._jax  # pyright: ignore[reportPrivateImportUsage]
 
@@ -60,7 +61,9 @@ def divert_native_errors() -> None:
     Native code writes to file descriptor 2, which becomes a pipe to a thread. Python's sys.stderr gets a copy of the
     old descriptor, and is not filtered.
     """
+    # What Python has buffered goes out first, in order.
     sys.stderr.flush()
+    # Descriptor 2 → pipe → thread → the old stderr; Python's sys.stderr → the old stderr directly.
     terminal = os.dup(2)
     reading, writing = os.pipe()
     os.dup2(writing, 2)
@@ -75,6 +78,7 @@ def divert_native_errors() -> None:
                 held = held or b"coordination_service" in line or b"JAX distributed service detected" in line
                 _held.append(line) if held else os.write(terminal, line)
 
+    # A daemon: it ends with the process, and reads until then.
     threading.Thread(target=forward, name="contexture-native-stderr", daemon=True).start()
 
 
@@ -84,5 +88,6 @@ def answer_aborts(end: Callable[[], None]) -> None:
     The handler is set by C's signal(). One of Python's would only set a flag, for the main thread to look at later; but
     SIGABRT mostly comes from a thread of jax, and the process ends when C's handler returns.
     """
+    # `end` leaves by os._exit and never returns, so the abort is never completed.
     _handlers.append(ctypes.CFUNCTYPE(None, ctypes.c_int)(lambda number: end()))
     ctypes.CDLL(None).signal(int(signal.SIGABRT), _handlers[-1])

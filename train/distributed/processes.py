@@ -3,15 +3,15 @@
 The processes talk through the key-value store of jax's coordination service, which process 0 runs:
 
     contexture/alive/N     heartbeat of process N, with its host
-    contexture/end/N       exit code and line with which all shall end, set by the process N that failed
+    contexture/end/N       exit code and line with which all end, set by the process N that failed
     contexture/heard/N     process N has read such a line
     contexture/done/N      process N has finished, and is not missed
     contexture/suspicious  a process has met an error that another's death may have caused
     contexture/exchange/…  values to compare (`exchange`)
 
-When a process dies, JAX itself leaves the others hanging in a collective, or C++ code aborts them with a stack trace.
-So each process has a thread that writes a heartbeat and reads the others', and that ends the process with one line: who
-is gone, and from which checkpoint the job resumes.
+When a process dies, jax itself leaves the others hanging in a collective, or C++ code aborts them with a stack trace.
+So each process has a thread that writes a heartbeat, reads the others', and ends the process with one line: who is
+gone, and from which checkpoint the job resumes.
 """
 
 import contextlib
@@ -43,11 +43,11 @@ _QUIET_START = 10.0
 
 
 class _InAll(Exception):
-    """Raised in every process of the job alike."""
+    """Mixin of errors that are raised in every process of the job alike."""
 
 
 class _Disagreement(ConfigError, _InAll):
-    """One process runs something else than process 0."""
+    """A process differs from process 0."""
 
 
 class _Job:
@@ -56,12 +56,12 @@ class _Job:
     config = MeshConfig()
     saved_steps: Callable[[], list[int]] = staticmethod(list)
     suspicious = False
-    """True if the main thread has met an error that another process may have caused."""
+    """Whether the main thread has met an error that another process may have caused."""
     finished = False
     exit_code = 0
     rounds = itertools.count()
     contact = 0.0
-    """When process 0 answered last."""
+    """Time of process 0's last answer, by time.monotonic."""
 
 
 _job = _Job()
@@ -93,12 +93,14 @@ def _name(number: int) -> str:
 def initialize(config: MeshConfig) -> None:
     """Joins the other processes of this job, once, before any device is used. Does nothing for a single process.
 
-    Raises ConfigError if the job is not described, ProcessLost if the others do not join within mesh.startup-minutes.
+    Raises:
+        ConfigError: when the job is not described.
+        ProcessLost: when the others do not join within mesh.startup-minutes.
     """
     if jax.distributed.is_initialized():
         return
     if not config.distributed:
-        # Each of them would train alone, on the same batches.
+        # Several processes without mesh.distributed would each train alone, on the same batches.
         if (count := os.environ.get("JAX_NUM_PROCESSES") or "1") != "1":
             raise ConfigError(
                 f"JAX_NUM_PROCESSES={visible(count)} describes a job of several processes, and this one would work "
@@ -113,6 +115,7 @@ def initialize(config: MeshConfig) -> None:
     # jax aborts when it finds a dead process: it gets four times the limit, so that the watching thread finds it first.
     patience = int(config.peer_minutes * 60) * 4 + 60
     waiting = threading.Timer(_QUIET_START, _say_waiting, (number, count, address, config))
+    # A line after ten seconds of silence, so that nobody takes a waiting process for a hung one.
     waiting.daemon = True
     waiting.start()
     native_aborts.divert_native_errors()
@@ -129,6 +132,7 @@ def initialize(config: MeshConfig) -> None:
                 # jax alone would listen on every interface
                 coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or address or None,
             )
+    # Either nobody answered in time, or the address or the numbers do not describe a job.
     except (ValueError, RuntimeError) as error:
         if "DEADLINE" in str(error):
             raise ProcessLost(native_aborts.nobody_came(count, address, config.startup_minutes)) from None
@@ -141,6 +145,7 @@ def initialize(config: MeshConfig) -> None:
     gone = (
         f"process 0 of {_count()} ({_address()}) is gone" if _me() else "the other processes have left this one behind"
     )
+    # All have joined: from now on an abort means that a process is gone.
     native_aborts.answer_aborts(lambda: _aborted(f"{gone}; {_resume()}"))
     _job.contact = time.monotonic()
     for work in (_watch, _watch_contact):
@@ -154,6 +159,7 @@ def _say_waiting(number: str | None, count: str | None, address: str, config: Me
 
 
 def _aborted(reason: str) -> None:
+    # jax may abort a process that waits for the others at its end: its work is done.
     if _job.finished:
         os._exit(_job.exit_code)
     _end(1, f"ProcessLost: {reason}")
@@ -173,7 +179,8 @@ def _resume() -> str:
 
 
 def _end(code: int, line: str) -> NoReturn:
-    """Ends this process now. The interpreter's own way out would wait for processes that are gone."""
+    """Ends this process now. The interpreter's usual exit would wait for processes that are gone."""
+    # Main thread and watching thread may both want to end the process: the first one prints its line.
     if _ending.acquire(blocking=False):
         with contextlib.suppress(Exception):
             print(" ".join(visible(line).split()), file=sys.stderr, flush=True)
@@ -187,13 +194,14 @@ _ending = threading.Lock()
 
 def _interval() -> float:
     """Seconds between two heartbeats."""
+    # At least six heartbeats within the time after which a silent process counts as gone.
     return min(5.0, _job.config.peer_minutes * 60 / 6)
 
 
 def _end_all(code: int, line: str, elsewhere: str) -> NoReturn:
     """Ends this process with `line`, and all others with `elsewhere`.
 
-    Process 0 runs the service that they read this from, so it waits until all have read it.
+    Process 0 runs the service from which the others read this, so it waits until all have read it.
     """
     with contextlib.suppress(Exception):
         _set(f"end/{_me()}", json.dumps([code, elsewhere]))
@@ -210,6 +218,7 @@ def _set(name: str, text: str) -> None:
 
 def _all(folder: str) -> dict[int, str]:
     """Returns what the processes have published in a folder of the store: process → text."""
+    # Names end in the number of the process: alive/3.
     entries = _client().key_value_dir_get(f"contexture/{folder}/")
     return {int(name.rpartition("/")[2]): text for name, text in entries}
 
@@ -217,7 +226,7 @@ def _all(folder: str) -> dict[int, str]:
 def _watch() -> None:
     """Writes this process's heartbeat, and ends it if another has ended or gives no sign of life.
 
-    Process 0 watches all others, which watch process 0 alone: the work grows with the number of processes, not with
+    Process 0 watches all others, and these watch only process 0: the work grows with the number of processes, not with
     its square.
     """
     limit, interval = _job.config.peer_minutes * 60, _interval()
@@ -228,13 +237,16 @@ def _watch() -> None:
     for beat in itertools.count():
         if _job.finished:
             return
+        # One beat: say that we live, look for a verdict, look at the others.
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # the service is gone: see native_aborts
             _set(f"alive/{me}", f"{beat} {host}")
+            # Somebody has failed and said why: end with that line, after telling that it was read.
             for number, text in _all("end").items():
                 if number != me:
                     _set(f"heard/{me}", "")
                     _end(*json.loads(text))
             _job.contact = time.monotonic()
+            # A heartbeat is new if its text differs from the last one seen.
             alive, done = (_all("alive"), _all("done")) if me == 0 else ({0: _get("alive/0")}, {})
             for number, (before, _) in seen.items():
                 if alive.get(number, "") != before:
@@ -254,6 +266,7 @@ def _watch_contact() -> None:
 
     A call to a process that is stopped or cut off does not fail, but blocks, and `_watch` with it: hence this thread.
     """
+    # `_watch` notes each answer of process 0; here only the clock is read.
     limit = _job.config.peer_minutes * 60
     while _me() and not _job.finished:
         silent = time.monotonic() - _job.contact
@@ -263,7 +276,7 @@ def _watch_contact() -> None:
 
 
 def _get(name: str) -> str:
-    """Returns what was published under a name, or ''."""
+    """Returns the text published under a name, or ''."""
     try:
         return _client().key_value_try_get(f"contexture/{name}")
     except jax.errors.JaxRuntimeError as error:
@@ -274,10 +287,10 @@ def _get(name: str) -> str:
 
 @contextlib.contextmanager
 def joined(config: MeshConfig, saved_steps: Callable[[], list[int]] = list) -> Iterator[None]:
-    """The work of a job: the processes join; if one of them fails all end, with its line and its exit code.
+    """Wraps the work of a job: the processes join; if one of them fails, all end with its line and its exit code.
 
-    saved_steps: returns the steps of the checkpoints, from the newest of which the job resumes. After an error in one
-    of several processes this does not return: the interpreter's own way out would wait for all of them.
+    saved_steps: returns the steps of the checkpoints; the job resumes from the newest. After an error in one of several
+    processes this does not return: the interpreter's usual exit would wait for all of them.
     """
     initialize(config)
     _job.saved_steps = saved_steps
@@ -285,22 +298,25 @@ def joined(config: MeshConfig, saved_steps: Callable[[], list[int]] = list) -> I
         yield
         finished(0)
     except BaseException as error:
+        # Alone, an error takes its usual way: the command line prints it.
         if _count() == 1 or _job.finished:
             raise
+        # The line that all end with has no traceback; this process is the one that knows it.
         if "--debug" in sys.argv:
             traceback.print_exception(error)
         if not isinstance(error, ConfigError | DataError | Diverged | Interrupted | KeyboardInterrupt):
-            # The cause may be the death of another process: the watching thread gets time to find that out.
+            # The cause may be the death of another process: the watching thread gets time to find out, and to name it.
             _job.suspicious = True
             with contextlib.suppress(Exception):
                 _set("suspicious", "1")
             time.sleep(4 * _interval() + 2)
+        # All end with the same exit code, so that a scheduler sees one outcome whichever process it asks.
         code, line = exit_of(error)
         _end_all(code, line, line if isinstance(error, _InAll) else f"{_name(_me())}: {line}")
 
 
 def finished(code: int) -> None:
-    """Tells the others that this process has finished, or stopped where all have agreed to: nobody misses it now."""
+    """Tells the others that this process has finished, or has stopped where all agreed to, so that none misses it."""
     if jax.distributed.is_initialized() and _count() > 1:
         _set(f"done/{_me()}", "")
         _job.finished, _job.exit_code = True, code
@@ -313,26 +329,27 @@ def publish(name: str, text: str) -> None:
 
 
 def wait_for(name: str) -> str:
-    """Returns what process 0 publishes under this name; waits as long as that process lives."""
+    """Returns the text that process 0 publishes under this name; waits as long as that process lives."""
     return _wait(name, math.inf, 0)
 
 
 def exchange(text: str, minutes: float = math.inf) -> list[str]:
     """Returns the texts of all processes, in their order. All must call this equally often, in the same order.
 
-    Raises ProcessLost if one has not called it within so many minutes. Without a limit it may take as long as it lives:
-    reading large files takes one process longer than another.
+    Raises ProcessLost if one has not called it within `minutes`. Without a limit it may take as long as that process
+    lives: reading large files takes one process longer than another.
     """
     count = _count()
     if count == 1:
         return [text]
+    # Rounds are counted in every process, so the n-th call of one meets the n-th of all others.
     place, deadline = f"exchange/{next(_job.rounds)}", time.monotonic() + minutes * 60
     _set(f"{place}/{_me()}", text)
     return [_wait(f"{place}/{number}", deadline, number) for number in range(count)]
 
 
 def _wait(name: str, deadline: float, number: int) -> str:
-    """Returns what a process publishes under a name; the watching thread ends the wait if that process fails."""
+    """Returns the text that a process publishes under a name. The watching thread ends the wait if it fails."""
     # In short waits, so that the deadline is kept and the thread is not blocked in native code.
     while True:
         try:
@@ -345,10 +362,14 @@ def _wait(name: str, deadline: float, number: int) -> str:
 
 
 def agree(facts: Mapping[str, object], mend: str, minutes: float = math.inf) -> None:
-    """Raises ConfigError in every process if one has another value than process 0; it names process and fact.
+    """Raises ConfigError in every process if a value in one differs from process 0's; it names process and fact.
 
-    facts: name → a JSON value. mend: the advice to the user. minutes: as in `exchange`.
+    Args:
+        facts: name → a JSON value.
+        mend: the advice to the user.
+        minutes: as in `exchange`.
     """
+    # Everybody compares everybody with process 0, so all find the same first difference and raise the same error.
     mine = json.loads(json.dumps(facts, default=list))
     everyone = [json.loads(text) for text in exchange(json.dumps(mine), minutes)]
     for number, theirs in enumerate(everyone[1:], 1):
@@ -368,13 +389,15 @@ def _short(value: object) -> str:
 def together(work: Callable[[], T], failure: type[Exception]) -> T:
     """Returns `work()`, done in all processes; if it raises `failure` in one of them, it is raised in all.
 
-    Otherwise the others would wait in the next collective for the one that failed. The work itself must wait for none.
+    Otherwise the others would wait in the next collective for the one that failed. The work itself must not wait for
+    other processes.
     """
     result, message = None, ""
     try:
         result = work()
     except failure as error:
         message = str(error) or type(error).__name__
+    # Every process sees the same messages in the same order, and raises for the same first one.
     for number, text in enumerate(exchange(message)):
         if text:
             raise failure(text if _count() == 1 else f"{_name(number)}: {text}")

@@ -1,7 +1,7 @@
 """The folder of a grid: a run's folder for each combination of settings and seed, and grid.json. Needs no jax.
 
-grid.json holds what the runs have in common, the values that vary, the checkpoint that they begin from, and the runs
-that diverged: these have no figures of their own to tell.
+grid.json holds the runs' common settings, the values that vary, the checkpoint that the runs begin from, and the runs
+that diverged, which cannot be recognised by their own files.
 """
 
 import json
@@ -24,16 +24,16 @@ logger = logging.getLogger(__name__)
 
 GRID, RESULTS = "grid.json", "results.json"
 FEATURES = "features"
-"""What frozen backbones compute, which runs share."""
+"""Folder of the outputs of frozen backbones, shared by the runs."""
 FORMAT = 1
 _DECIDE = ("steps", "epochs", "evaluate.every", "evaluate.patience")
 """Fields that may change when a run resumes, but decide which of its figures count."""
 _ALTERNATIVES = {"epochs": "steps", "steps": "epochs", "optim.warmup": "optim.warmup_fraction"}
-"""Field → the one that follows from it: a setting that has the first replaces the second."""
+"""Field → the field that it overrides: varying the first makes the second meaningless."""
 
 
 class Checkpoint(TypedDict):
-    """The checkpoint of another run. digest: of its digests."""
+    """The checkpoint of another run. digest: one digest of everything in it."""
 
     step: int
     digest: str
@@ -49,9 +49,11 @@ def check_folder(folder: Path) -> None:
         raise ConfigError(f"{folder} is a file; give a folder as --dir")
     if (folder / "run.json").exists():
         raise ConfigError(f"{folder} is the folder of one run; give a grid another --dir")
+    # New, or a grid's: fine. Otherwise only what a killed start may have left is allowed.
     if not folder.exists() or (folder / GRID).exists():
         return
     names = (entry.name for entry in folder.iterdir())
+    # The lock, and examples given in Python, are written before grid.json.
     others = sorted(name for name in names if name not in ("lock", INPUTS) and partial_of(name) not in (GRID, RESULTS))
     if others:
         raise ConfigError(
@@ -61,7 +63,7 @@ def check_folder(folder: Path) -> None:
 
 
 def without_shared(folders: Sequence[str]) -> tuple[str, ...]:
-    """Returns folders as `DIR/*/` lists them, without those in which a grid keeps what its runs share; says which."""
+    """Returns the folders without those that a grid's runs share (as `DIR/*/` lists them), and logs which."""
     shared = [each for each in folders if Path(each).name in (FEATURES, INPUTS) and (Path(each).parent / GRID).exists()]
     for each in shared:
         logger.info(f"leaving out {each}, which holds what the runs of a grid share")
@@ -69,18 +71,19 @@ def without_shared(folders: Sequence[str]) -> tuple[str, ...]:
 
 
 def runs_beneath(folder: Path) -> list[Path]:
-    """Returns the runs in the folders beneath one, in the order of their names; a run holds no others."""
+    """Returns the runs in the folders below one, ordered by name. A run's folder holds no further runs."""
     found: list[Path] = []
     for place, names, files in os.walk(folder):
         if "run.json" in files:
             found.append(Path(place))
+            # Emptying the list stops os.walk from going deeper; hidden folders are no runs either.
             names.clear()
         names[:] = sorted(name for name in names if not name.startswith("."))
     return found
 
 
 def diverged_runs(grid: Grid) -> dict[str, str]:
-    """Returns the runs of the grid in this folder that diverged: their folders' names → why. {} for a new one.
+    """Returns the diverged runs of the grid in this folder: folder name → reason; {} for a new grid.
 
     Writes nothing. Raises ConfigError for a grid that was started with other settings. Values and seeds may be added.
     """
@@ -93,12 +96,13 @@ def diverged_runs(grid: Grid) -> dict[str, str]:
 
 
 def check_runs(grid: Grid) -> None:
-    """Raises ConfigError where the folder of one of the grid's runs holds a run of other settings, whose figures would
-    count: it was trained further by itself, or has come from elsewhere."""
+    """Raises ConfigError if the folder of one of the grid's runs holds a run of other settings, whose figures would
+    count: it was trained further by itself, or comes from elsewhere."""
     for run in grid.runs:
         folder = Path(run.dir)
         if not (folder / "run.json").exists() or not steps(folder / "checkpoints"):
             continue
+        # A run without a checkpoint is left to training, which starts it over.
         changes = changed_fields(run_file.with_absolute_paths(run), run_file.read(folder))
         for name, (new, was) in changes.items():
             if name != "dir" and (_decides(name, run) or not run_file.may_change(name)):
@@ -109,7 +113,7 @@ def check_runs(grid: Grid) -> None:
 
 
 def first_checkpoint(folder: Path) -> Checkpoint | None:
-    """Returns the checkpoint that the runs of the grid in this folder begin from; None where that is not known yet."""
+    """Returns the checkpoint that the runs of the grid in this folder begin from; None if none has begun yet."""
     return (_read(folder) or {}).get("start")
 
 
@@ -128,9 +132,11 @@ def write(grid: Grid, diverged: Mapping[str, str], start: Checkpoint | None = No
 
 def write_if_changed(path: Path, tree: object) -> None:
     """Writes a JSON file, unless it holds the same already."""
+    # As JSON gives it back: tuples become lists, so that both sides can be compared.
     plain = json.loads(json.dumps(tree))
     try:
         same = json.loads(read_plain(path)) == plain
+    # Missing or damaged: written anew.
     except (OSError, DataError, ValueError, RecursionError):
         same = False
     if not same:
@@ -138,7 +144,7 @@ def write_if_changed(path: Path, tree: object) -> None:
 
 
 def _read(folder: Path) -> dict | None:
-    """Returns what grid.json holds, None without one. Raises ConfigError for one that no training writes."""
+    """Returns the content of grid.json, None without one. Raises ConfigError for content that no training writes."""
     path = folder / GRID
     if not path.exists():
         return None
@@ -146,6 +152,7 @@ def _read(folder: Path) -> dict | None:
         tree = json.loads(read_plain(path))
     except (OSError, DataError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
+    # Checked by type, since a user may have edited it: a later KeyError would be a traceback.
     kinds = {"config": dict, "grid": dict, "seeds": int, "diverged": dict}
     kinds |= {"start": dict} if isinstance(tree, dict) and tree.get("start") is not None else {}
     if not isinstance(tree, dict) or tree.get("format") != FORMAT:
@@ -159,10 +166,12 @@ def _read(folder: Path) -> dict | None:
 
 
 def _check_base(grid: Grid, old: Mapping) -> None:
-    """Raises ConfigError where the runs' common settings are others than at the start."""
+    """Raises ConfigError if the runs' common settings differ from those at the start."""
     then = run_file.from_json(old["config"], str(grid.folder / GRID))
     now = run_file.with_absolute_paths(grid.base)
+    # Fields that vary have no common value; a field that follows from one (steps from epochs) has none either.
     varied = {*grid.values, *(_ALTERNATIVES.get(name) for name in grid.values)}
+    # Compared with absolute paths, so that the same files from another working directory are the same.
     for name, (new, was) in run_file.difference(now, then).items():
         if name == "dir" or name in varied or (run_file.may_change(name) and not _decides(name, now)):
             continue
@@ -173,17 +182,20 @@ def _check_base(grid: Grid, old: Mapping) -> None:
 
 
 def _decides(name: str, run: Run) -> bool:
+    # Without patience the last step counts, whatever metric chooses the best one.
     return name in _DECIDE or (name == "evaluate.metric" and run.evaluate.patience > 0)
 
 
 def _check_larger(grid: Grid, old: Mapping) -> None:
-    """Raises ConfigError where the grid varies other fields, or lacks a value or a seed that it was started with."""
+    """Raises ConfigError if the grid varies other fields, or lacks a value or a seed that it was started with."""
+    # Runs that vary other fields are not comparable; more values and more seeds of the same fields are.
     for name in sorted({*old["grid"]} ^ {*grid.values}):
         which = "varies" if name in old["grid"] else "does not vary"
         raise ConfigError(
             f"{grid.folder} holds a grid that {which} {flag(name)}; vary the same fields, or give another --dir"
         )
     for name, values in grid.values.items():
+        # Values as grid.json holds them, to compare alike with alike.
         given = json.loads(json.dumps(list(values)))
         missing = [value for value in old["grid"][name] if value not in given]
         if missing:
@@ -198,5 +210,6 @@ def _check_larger(grid: Grid, old: Mapping) -> None:
 
 
 def _shown(value: object) -> str:
+    # JSON has lists where a setting has tuples.
     plain: Value = tuple(map(str, value)) if isinstance(value, list | tuple) else value  # type: ignore[assignment]
     return shown(plain)

@@ -1,4 +1,4 @@
-"""The figures of a grid: of each run from its own files, of each setting over its seeds, the best by the held-out ones.
+"""The figures of a grid: each run's from its own files, each setting's over its seeds, and the best on held-out data.
 
 Needs no jax.
 """
@@ -24,7 +24,7 @@ from contexture.train.settings.run_file import read, write_json
 class Spread(TypedDict):
     """A metric over seeds: mean = Σ x/n, deviation = sqrt(Σ (x - mean)²/(n - 1)).
 
-    mean is None where a seed's figure is not finite, deviation too where there is one seed.
+    mean is None if a seed's figure is not finite; deviation also if there is only one seed.
     """
 
     mean: float | None
@@ -46,7 +46,7 @@ class RunResult(TypedDict):
 
 
 class SettingResult(TypedDict):
-    """One setting. dev is of the runs that did not diverge."""
+    """One setting. dev is over the runs that did not diverge."""
 
     setting: dict[str, Value]
     runs: list[RunResult]
@@ -54,7 +54,7 @@ class SettingResult(TypedDict):
 
 
 class GridResult(TypedDict):
-    """A grid. best is the setting of the best mean of `metric`, or None; test are its figures on the test examples."""
+    """A grid. best is the setting with the best mean of `metric`, or None; test: its figures on the test examples."""
 
     grid: str
     metric: str
@@ -64,10 +64,10 @@ class GridResult(TypedDict):
 
 
 def deciding_step(folder: Path) -> int | None:
-    """Returns the step of a complete run whose checkpoint answers for it (`find_steps`): the last one, or the best one
-    of a run with evaluate.patience. None for a run that is still to be trained.
+    """Returns the step that counts for a complete run: the last one, or with evaluate.patience the best one
+    (`find_steps`). None for a run that still has to be trained.
 
-    So what counts does not depend on whether, or where, the run was stopped.
+    So the result does not depend on whether, or where, the run was stopped.
     """
     saved = steps(folder / "checkpoints")
     if not saved or not (folder / "run.json").exists():
@@ -79,31 +79,35 @@ def deciding_step(folder: Path) -> int | None:
         meta = read_meta(folder / "checkpoints" / str(saved[-1]))
     except CheckpointError:
         return None  # training warns of it, and resumes from the one before
+    # Complete is the last step, or an earlier one at which patience ended.
     waited = meta.get("best", {}).get("evals_without_improvement", 0)
     stopped_early = 0 < record.run.evaluate.patience <= waited
+    # Stopped before its last evaluation, or before its last step: training goes on with it.
     if meta.get("unevaluated") or (saved[-1] != record.total_steps and not stopped_early):
         return None
     return find_steps(folder, None)[0]
 
 
 def deciding_record(folder: Path) -> Record | None:
-    """Returns the held-out figures of a complete run at its deciding step; None where they are lost or to come."""
+    """Returns the held-out figures of a complete run at its deciding step; None if they are lost or still to come."""
     step = deciding_step(folder)
     held = (each for each in read_metrics(folder / "metrics.jsonl") if each["split"] == "dev")
     return next((each for each in held if each["step"] == step), None)
 
 
 def _rank(metric: str, value: Figure) -> float:
+    # nan for a figure that is not finite: it never becomes the best.
     return metrics.rank(metric, value) if isinstance(value, int | float) and metric in metrics.BETTER else math.nan
 
 
 def results(grid: Grid, diverged: Mapping[str, str]) -> GridResult:
-    """Returns the figures of a grid whose runs are all complete. diverged: the names of runs' folders → why."""
+    """Returns the figures of a grid whose runs are all complete. diverged: folder name of a run → reason."""
     metric = grid.base.evaluate.metric
     settings = [_setting_result(setting, diverged) for setting in grid.settings]
     result: GridResult = {"grid": str(grid.folder), "metric": metric, "settings": settings, "best": None}
     ranks = [_setting_rank(setting, metric) for setting in settings]
     if any(map(math.isfinite, ranks)):
+        # Ties go to the first setting; nan compares with nothing, hence the first key.
         result["best"] = settings[min(range(len(ranks)), key=lambda n: (not math.isfinite(ranks[n]), ranks[n], n))]
     return result
 
@@ -115,6 +119,7 @@ def _setting_result(setting: Setting, diverged: Mapping[str, str]) -> SettingRes
         each: RunResult = {"run": run.dir, "seed": run.seed}
         if folder.name in diverged:
             each["diverged"] = diverged[folder.name]
+        # A run without a record has lost its figures; it is measured again before this is called.
         elif record := deciding_record(folder):
             each["step"], each["dev"] = record["step"], figures_of(record)
         runs.append(each)
@@ -122,19 +127,21 @@ def _setting_result(setting: Setting, diverged: Mapping[str, str]) -> SettingRes
 
 
 def figures_of(record: Mapping[str, Figure]) -> dict[str, Figure]:
-    """Returns the metrics of a record alone."""
+    """Returns the metrics of a record, without step and split."""
     return {name: value for name, value in record.items() if name not in ("step", "split")}
 
 
 def _setting_rank(setting: SettingResult, metric: str) -> float:
-    """Returns the rank of a setting's mean, the lower the better; nan for one of which a run diverged."""
+    """Returns the rank of a setting's mean, the lower the better; nan if one of its runs diverged."""
+    # A mean over the seeds that survived would flatter a rate that is too high.
     if any("dev" not in run for run in setting["runs"]) or metric not in setting["dev"]:
         return math.nan
     return _rank(metric, setting["dev"][metric]["mean"])
 
 
 def spreads(figures: Iterable[Mapping[str, Figure]]) -> Spreads:
-    """Returns the metrics that all of these figures have, over them."""
+    """Returns the spread of each metric that all of these figures have."""
+    # A metric that one run lacks (its dev set had no such question, say) has no mean.
     each = list(figures)
     return {
         name: _spread([one[name] for one in each])
@@ -144,6 +151,7 @@ def spreads(figures: Iterable[Mapping[str, Figure]]) -> Spreads:
 
 
 def _spread(values: Sequence[Figure]) -> Spread:
+    # One figure that is not finite makes the mean unknown: leaving it out would flatter the setting.
     numbers = [value for value in values if isinstance(value, int | float)]
     if len(numbers) < len(values):
         return {"mean": None, "deviation": None}
@@ -152,11 +160,12 @@ def _spread(values: Sequence[Figure]) -> Spread:
 
 def _test_file(run: RunResult) -> Path:
     """Returns the file of a run's figures on the test examples."""
+    # In the run's own folder, by step: another grid or another best step does not mix with it.
     return Path(run["run"]) / "evaluations" / f"test-{run.get('step')}" / "metrics.json"
 
 
 def digests_of(files: Sequence[str]) -> list[str]:
-    """Returns the digest of each file of examples: its sha256, of a TFDS set its name, "" of a file that is gone."""
+    """Returns the digest of each file of examples: its sha256, the name of a TFDS set, or "" if the file is gone."""
     # Imported here: a grid without test examples needs no reader of examples.
     from contexture.data.tasks.store.example_store import sha256_of
 
@@ -170,12 +179,12 @@ def digests_of(files: Sequence[str]) -> list[str]:
 
 
 def write_test_figures(run: RunResult, figures: Mapping[str, Figure], digests: Sequence[str]) -> None:
-    """Keeps a run's figures on the test examples, and the digests of these."""
+    """Stores a run's figures on the test examples, with the digests of the files."""
     write_json(_test_file(run), {"examples": [*digests], "metrics": dict(figures)})
 
 
 def read_test_figures(run: RunResult, digests: Sequence[str]) -> dict[str, Figure] | None:
-    """Returns a run's figures on the test examples of these digests, None where they are still to be measured."""
+    """Returns a run's figures on the test examples with these digests; None if they are still to be measured."""
     try:
         tree = json.loads(read_plain(_test_file(run)))
     except (OSError, DataError, ValueError, RecursionError):
@@ -183,7 +192,7 @@ def read_test_figures(run: RunResult, digests: Sequence[str]) -> dict[str, Figur
     if not isinstance(tree, dict) or not isinstance(tree.get("metrics"), dict):
         return None
     of = tree.get("examples")
-    # A file that is gone is no longer needed.
+    # A file that is gone is not needed any more: the figures were measured while it was there.
     same = (
         isinstance(of, list)
         and len(of) == len(digests)

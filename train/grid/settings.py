@@ -1,4 +1,4 @@
-"""What a grid trains: each combination of settings, with each seed. Plain dataclasses: importing this needs no jax."""
+"""The runs of a grid: each combination of settings with each seed. Plain dataclasses: importing this needs no jax."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Setting:
     """One combination of settings, and its runs: one for each seed, each with its folder."""
 
     values: Mapping[str, Value]
-    """By the names of the fields that vary: {"optim.peak_lr": 2e-5}."""
+    """Field that varies → its value: {"optim.peak_lr": 2e-5}."""
     runs: tuple[Run, ...]
 
 
@@ -36,16 +36,19 @@ class Grid:
     @property
     def runs(self) -> list[Run]:
         """All runs, in the order in which they are trained."""
+        # All seeds of a setting before the next setting.
         return [run for setting in self.settings for run in setting.runs]
 
 
 def as_options(values: Mapping[str, Value]) -> str:
     """Returns a setting as options of the command line: `--optim.peak-lr 2e-05 --data.batch 16`."""
+    # Typed like this after a recipe, the options give the same run.
     return " ".join(f"--{name.replace('_', '-')} {shown(value)}" for name, value in values.items())
 
 
 def shown(value: Value) -> str:
-    """Returns a value as a user types it."""
+    """Returns a value as it is typed on the command line."""
     return (
+        # Several words in a tuple; true and false in lower case; numbers as Python prints them.
         " ".join(value) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else str(value)
     )

@@ -1,7 +1,7 @@
-"""Trains what a grid lacks, one run after the other in one process, and measures the best setting on the test examples.
+"""Trains the missing runs of a grid one after the other in one process, and tests the best setting.
 
-The runs share their compiled steps where they differ in seed and learning rate alone (train/step.py). Each is the run
-that the same settings give when they are trained alone, to the bit.
+Runs that differ only in seed and learning rate share their compiled step (train/step.py). Each run is, to the bit, what
+the same settings give when they are trained alone.
 """
 
 import logging
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 def check_grid(grid: Grid) -> None:
     """Raises ConfigError for a grid that cannot be trained, before anything is written."""
     base = grid.base
+    # A grid trains for days: everything that can be refused is refused first.
     for folder in (grid.folder, *(Path(run.dir) for run in grid.runs)):
         check_run_path(folder)
     folders.check_folder(grid.folder)
@@ -47,14 +48,24 @@ def check_grid(grid: Grid) -> None:
 
 
 def train_grid(grid: Grid, recipe: Run, signals: Signals) -> GridResult:
-    """Trains the runs that are missing, and returns the figures of all; results.json in the folder holds them too.
+    """Trains the missing runs, and returns the figures of all; results.json in the folder holds them too.
 
-    A run that diverges is noted and the next one is trained. recipe: the run before the user's options. Raises as
-    `train`; Interrupted on SIGTERM and Ctrl-C, with everything saved; the next start resumes.
+    A run that diverges is noted, and the next one is trained.
+
+    Args:
+        grid: the runs and their folder.
+        recipe: the run before the user's options.
+        signals: listens for SIGTERM and Ctrl-C.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: as `train`.
+        Interrupted: on SIGTERM and Ctrl-C, with everything saved; the next start resumes.
     """
     check_grid(grid)
     folders.check_runs(grid)
     with lock_folder(grid.folder):
+        # Where the grid is: what diverged, what is complete, what is missing. A start with nothing missing only
+        # reports.
         diverged = folders.diverged_runs(grid)
         trained = [run for run in grid.runs if Path(run.dir).name not in diverged]
         missing = [run for run in trained if deciding_step(Path(run.dir)) is None]
@@ -65,6 +76,7 @@ def train_grid(grid: Grid, recipe: Run, signals: Signals) -> GridResult:
         folders.write(grid, diverged, start)
         if missing:
             _train(grid, missing, recipe, diverged, start, signals)
+        # Then the figures: of all runs on the held-out examples, of the best setting on the test examples.
         _measure_lost([run for run in trained if Path(run.dir).name not in diverged], signals)
         result = results(grid, diverged)
         _check_metric(result)
@@ -90,11 +102,13 @@ def _train(
     for run in missing:
         signals.check()
         logger.info(f"run {runs.index(run) + 1} of {len(runs)}: {run.dir}")
+        # A run that is resumed has begun already; a new one must begin where the others did.
         if not steps(Path(run.dir) / "checkpoints"):
             start = _checked_start(run, start)
             folders.write(grid, diverged, start)
         try:
             train(run, recipe, signals, grid.folder / folders.FEATURES)
+        # A rate that is too high is a result: noted at once, so that the next start does not try again.
         except Diverged as error:
             logger.warning(f"{run.dir} diverged: {error}")
             diverged[Path(run.dir).name] = str(error)
@@ -102,8 +116,8 @@ def _train(
 
 
 def _measure_lost(runs: Sequence[Run], signals: Signals) -> None:
-    """Measures the held-out figures of runs again that metrics.jsonl has lost, and adds them to it: a mean without them
-    could choose another setting."""
+    """Measures again the held-out figures that metrics.jsonl has lost, and adds them to it: a mean without them could
+    choose another setting."""
     lost = [
         (folder, step)
         for folder in (Path(run.dir) for run in runs)
@@ -117,14 +131,15 @@ def _measure_lost(runs: Sequence[Run], signals: Signals) -> None:
         signals.check()
         logger.warning(f"{folder}/metrics.jsonl has lost the held-out figures of step {step}; measuring them again")
         figures = evaluate_run(EvaluationRequest(str(folder), step=step), signals).get("metrics", {})
+        # metrics.jsonl belongs to whoever holds the run's lock.
         with lock_folder(folder):
             add_record(folder / "metrics.jsonl", {"step": step, "split": "dev", **figures})
 
 
 def _checked_start(run: Run, before: folders.Checkpoint | None) -> folders.Checkpoint | None:
-    """Returns the checkpoint that a run is going to begin from; the one that others began from, where it has none.
+    """Returns the checkpoint that a run will begin from, or the one that others began from if it begins from none.
 
-    Raises ConfigError where it is not the one that others began from.
+    Raises ConfigError if it differs from the one that others began from.
     """
     from contexture.train.checkpoints.meta import digest_of, find_steps
 
@@ -137,7 +152,7 @@ def _checked_start(run: Run, before: folders.Checkpoint | None) -> folders.Check
             now: folders.Checkpoint = {"step": step, "digest": digest_of(folder / str(step))}
         except CheckpointError:  # damaged: the one before it is taken
             continue
-        # A digest is of all arrays; a slimmed run has the parameters alone, as they were.
+        # The digest covers all arrays. A slimmed run has another one, but the same parameters.
         same = before is None or now["digest"] == before["digest"]
         if (
             before is not None
@@ -153,7 +168,7 @@ def _checked_start(run: Run, before: folders.Checkpoint | None) -> folders.Check
 
 
 def _check_examples(complete: Sequence[Run]) -> None:
-    """Raises ConfigError where the files of examples are not those that the complete runs were trained on: figures on
+    """Raises ConfigError if the files of examples differ from those that the complete runs were trained on: figures on
     other examples cannot be compared with theirs."""
     from contexture.data.tasks.store.example_store import ExampleStore
 
@@ -167,16 +182,17 @@ def _check_examples(complete: Sequence[Run]) -> None:
 
 
 def _check_metric(result: GridResult) -> None:
-    """Raises ConfigError where the best setting is to be chosen by a figure that no run has."""
+    """Raises ConfigError if the best setting is to be chosen by a metric that no run has."""
     names = list(dict.fromkeys(name for setting in result["settings"] for name in setting["dev"]))
     if names and result["metric"] not in names:
         raise ConfigError(f"evaluate.metric={result['metric']} is not measured; there are {', '.join(names)}")
 
 
 def _measure_test(result: GridResult, files: tuple[str, ...], signals: Signals) -> None:
-    """Adds the test figures of the best setting, measured where they are not known yet; of no other setting."""
+    """Adds the test figures of the best setting, measuring those that are unknown; no other setting is tested."""
     best, digests = result["best"], digests_of(files)
     assert best is not None
+    # Only the best: choosing by test figures would make them held-out figures.
     unmeasured = [run for run in best["runs"] if read_test_figures(run, digests) is None]
     if unmeasured:
         from contexture.train.evaluation.evaluate import evaluate_run

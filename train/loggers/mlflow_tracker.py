@@ -28,11 +28,13 @@ class MlflowTracker:
     """A run of MLflow."""
 
     def __init__(self, place: Place) -> None:
+        # A client of its own and no mlflow.start_run: a run that the caller has open stays as it is.
         self._client = client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or place.ids.get("uri"))
         self._run = _existing(client, place.ids.get("run", "")) or _created(client, place)
         self._metrics: list[Metric] = []
         self.ids = {"uri": client.tracking_uri, "run": self._run}
         self.where = f"run {self._run} in {client.tracking_uri}"
+        # An earlier start has set it to KILLED.
         client.update_run(self._run, status="RUNNING")
 
     def last_step(self, split: str) -> int:
@@ -40,7 +42,7 @@ class MlflowTracker:
 
     def add(self, step: int, split: str, figures: dict[str, float]) -> None:
         if len(self._metrics) + len(figures) > _BATCH:
-            self.flush()  # a step is never cut in two
+            self.flush()  # a step is never split: its figure `step` must arrive with the others
         now = int(time.time() * 1000)
         self._metrics += [Metric(f"{split}/{name}", value, now, step) for name, value in figures.items()]
 
@@ -66,9 +68,11 @@ def _existing(client: MlflowClient, run: str) -> str:
 
 def _created(client: MlflowClient, place: Place) -> str:
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "contexture")
+    # Made by whoever comes first.
     experiment = client.get_experiment_by_name(name)
     number = experiment.experiment_id if experiment else client.create_experiment(name)
     run = client.create_run(number, run_name=place.name).info.run_id
+    # MLflow's limits: 6,000 characters a parameter, 100 parameters a call.
     params = [Param(key, str(value)[:6000]) for key, value in flat(place.config).items()]
     for start in range(0, len(params), 100):
         client.log_batch(run, params=params[start : start + 100])

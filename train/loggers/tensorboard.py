@@ -10,18 +10,19 @@ from tensorboardX.summary import scalar
 
 
 class Events:
-    """One event file of a run, for the steps after `step`; TensorBoard hides what earlier files say of those."""
+    """One event file of a run, for the steps after `step`; TensorBoard hides earlier files' events for these steps."""
 
     def __init__(self, directory: Path, step: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._writer = EventsWriter(str(directory / "events"), f".{os.getpid()}.{step}")
+        # The mark of a restart: TensorBoard purges everything from this step on that other files hold.
         self._write(step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def _write(self, step: int, **what: object) -> None:
         self._writer.write_event(Event(wall_time=time.time(), step=step, **what))
 
     def add(self, step: int, split: str, figures: dict[str, float]) -> None:
-        """Figures of one step: {"loss": 2.5} → train/loss."""
+        """Adds the figures of one step: {"loss": 2.5} → train/loss."""
         for name, value in figures.items():
             self._write(step, summary=scalar(f"{split}/{name}", value))
 

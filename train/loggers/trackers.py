@@ -1,9 +1,9 @@
 """Experiment trackers, `--log.to wandb mlflow aim`: each step reaches each of them once, whatever stops the run.
 
 A record is sent when the checkpoint of its step is on disk, so a step that was sent is never done again. At the start a
-tracker is asked for the last step that it holds, and receives what metrics.jsonl has after it: what a killed process
-did not send, or all of a run whose tracker is named only now. Each tracker has a thread of its own, so neither training
-nor another tracker waits for it. One that fails is left out from then on; the next start sends the rest.
+tracker is asked for its last step, and receives what metrics.jsonl has after it: the records that a killed process did
+not send, or all records if the tracker is new to the run. Each tracker has a thread of its own, so neither training nor
+another tracker waits for it. A tracker that fails is left out from then on; the next start sends the rest.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from contexture.train.settings.run import Run
 
 logger = logging.getLogger(__name__)
 IDS = "trackers.json"
-"""The file of a run that says which runs of the trackers belong to it."""
+"""The file in a run's folder with the ids of its runs in the trackers."""
 Record: TypeAlias = dict[str, Any]
 _OPEN_SECONDS, _CLOSE_SECONDS, _STOPPED_SECONDS = 60.0, 60.0, 10.0
 _LEFT_OUT = "training goes on without it, and the next start sends it what it lacks"
@@ -38,21 +38,21 @@ class Place:
     """The name of the run's folder."""
     folder: Path
     config: dict[str, Any]
-    """The run's settings, as run.json has them."""
+    """The run's settings, as in run.json."""
     ids: dict[str, str]
-    """What the tracker returned when it opened this run before; empty at the first time."""
+    """The tracker's `ids` from an earlier start; empty the first time."""
 
 
 class Tracker(Protocol):
     """A run in an experiment tracker."""
 
     ids: dict[str, str]
-    """What it needs to open the same run again."""
+    """Whatever the tracker needs to open the same run again."""
     where: str
-    """Where a user finds it."""
+    """Where users find the run, for a log message."""
 
     def last_step(self, split: str) -> int:
-        """Returns the last step that the tracker holds of a split, by its figure `step`; -1 if it holds none."""
+        """Returns the last step of a split that the tracker has, by its figure `step`; -1 if it has none."""
         ...
 
     def add(self, step: int, split: str, figures: dict[str, float]) -> None: ...
@@ -63,14 +63,15 @@ class Tracker(Protocol):
 
 
 _LONGEST_REASON = 500
-"""Letters of a client's error that are shown."""
+"""Maximum number of characters of a client's error that are shown."""
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Refuses trackers that are not installed or not set up. Raises ConfigError."""
+    """Raises ConfigError for trackers that are not installed or not set up."""
     for name in names:
         if (spec := find_spec(name)) is None or spec.origin is None:  # a folder of that name is no package
             raise ConfigError(f"log.to={name}: {name} is not installed; {install_hint(name)}")
+        # Whether somebody is logged in is asked now, and not in the middle of the training.
         try:
             _module(name).check()
         except Exception as error:  # whatever a tracker's client raises for settings of its own
@@ -78,6 +79,7 @@ def check_trackers(names: Iterable[str]) -> None:
 
 
 def _module(name: str) -> Any:
+    # Imported only where it is named: each client takes a second or more.
     return importlib.import_module(f"contexture.train.loggers.{name}_tracker")
 
 
@@ -89,6 +91,7 @@ class _Worker:
         self.tracker: Tracker | None = None
         self.opened = threading.Event()
         self._place, self._last = place, dict[str, int]()
+        # Tasks in order; None ends the thread. Unbounded: a slow server costs memory for records, and no step.
         self._tasks: queue.SimpleQueue[Callable[[Tracker], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._thread.start()
@@ -111,7 +114,9 @@ class _Worker:
     def _work(self) -> None:
         try:
             tracker = _module(self.name).open_run(self._place)
+            # The tracker's own answer, not a note of ours: it may have received what we think was lost.
             self._last = {split: tracker.last_step(split) for split in ("train", "dev")}
+            # `start` has waited long enough, and has gone on without this one.
             if self.error is not None:  # too late
                 tracker.close(False)
                 return
@@ -121,6 +126,7 @@ class _Worker:
             return
         finally:
             self.opened.set()
+        # After an error the rest of the queue is dropped: it comes again at the next start.
         while (task := self._tasks.get()) is not None and self.error is None:
             try:
                 task(tracker)
@@ -131,6 +137,7 @@ class _Worker:
     def _add(self, tracker: Tracker, records: Iterable[Record]) -> None:
         for record in records:
             step, split = record["step"], record["split"]
+            # At the start whole metrics.jsonl is sent: what the tracker has already is passed over here.
             if step > self._last[split]:
                 tracker.add(step, split, figures_of(record))
                 self._last[split] = step
@@ -138,24 +145,30 @@ class _Worker:
 
 
 class Trackers:
-    """The trackers of one run. `send` returns at once; `start` and `close` wait for answers, but not for long."""
+    """The trackers of one run. `send` returns at once; `start` and `close` wait for answers, up to a limit."""
 
     def __init__(self, run: Run, folder: Path, check: Callable[[], None] = lambda: None) -> None:
-        """check: called while trackers are opened; what it raises ends that."""
+        """check: called while trackers are being opened; it may raise to stop that."""
         self._run, self._folder, self._check = run, folder, check
         self._workers: list[_Worker] = []
 
     def start(self, records: Callable[[], Iterable[Record]], step: int) -> None:
         """Opens the run in each tracker and sends it the records that it lacks.
 
-        step: where training starts. Raises ConfigError if a tracker cannot be opened and the run is at its start; later
-        that is a warning, since a job that comes back from a stop should train.
+        Args:
+            records: reads the run's records so far.
+            step: where training starts.
+
+        Raises:
+            ConfigError: when a tracker cannot be opened at step 0. Later that is a warning: a job that comes back after
+                a stop should train.
         """
         path, config = self._folder / IDS, run_file.to_json(self._run)
         ids = _read_ids(path)
         for name in self._run.log.to:
             place = Place(self._folder.name, self._folder, config, ids.get(name, {}))
             self._workers.append(_Worker(name, place))
+        # All open at the same time, and share one limit; signals are answered meanwhile.
         limit = time.monotonic() + _OPEN_SECONDS
         while waiting := [worker for worker in self._workers if not worker.opened.wait(0.1)]:
             self._check()
@@ -163,6 +176,7 @@ class Trackers:
                 for worker in waiting:
                     worker.fail(TimeoutError(f"no answer in {_OPEN_SECONDS:.0f} s"))
                 break
+        # Ids of trackers that failed now stay in the file for the next start.
         opened = [worker for worker in self._workers if worker.error is None]
         run_file.write_json(path, ids | {worker.name: worker.tracker.ids for worker in opened if worker.tracker})
         for worker in self._workers:
@@ -176,7 +190,7 @@ class Trackers:
                 worker.send(records)
 
     def send(self, records: Iterable[Record]) -> None:
-        """Sends records to each tracker, but for those that it holds."""
+        """Sends records to each tracker, except those that it has."""
         if batch := list(records):
             for worker in self._workers:
                 worker.send(lambda: batch)
@@ -187,12 +201,14 @@ class Trackers:
         complete: the run has done all its steps.
         """
         opened = [worker for worker in self._workers if worker.tracker is not None and worker.error is None]
+        # A scheduler kills a stopped job after some seconds; a complete one has time.
         seconds = _CLOSE_SECONDS if complete else _STOPPED_SECONDS
         limit = time.monotonic() + seconds
         for worker in self._workers:
             if worker not in opened:
                 worker.fail(TimeoutError("opened too late"))
             worker.close(complete)
+        # One limit for all of them together, not for each.
         for worker in opened:
             if not worker.done_within(limit - time.monotonic()):
                 logger.warning(f"log.to={worker.name}: no answer in {seconds:.0f} s; the next start sends the rest")
@@ -200,8 +216,7 @@ class Trackers:
 
 
 def figures_of(record: Record) -> dict[str, float]:
-    """Returns the numbers of a record; what is not finite is left out. The step is always there, and the last of them:
-    a tracker that has it has them all."""
+    """Returns a record's finite numbers. `step` always comes last: a tracker that has it has the whole record."""
     figures = {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
     return figures | {"step": figures.pop("step")}
 
@@ -215,7 +230,7 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _read_ids(path: Path) -> dict[str, dict[str, str]]:
-    """Returns what each tracker needs to open its run again; a damaged file is as none."""
+    """Returns the ids of each tracker; a damaged file counts as missing."""
     try:
         tree = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -224,10 +239,10 @@ def _read_ids(path: Path) -> dict[str, dict[str, str]]:
 
 
 def _reason(error: Exception) -> str:
-    """Returns the first line of an error, with the lines behind it up to the end of its last sentence: clients break
-    their sentences."""
+    """Returns the first sentence of an error, over several lines if need be: clients break their sentences."""
     kept: list[str] = []
     for line in str(error).strip().splitlines():
+        # A blank line, or the end of a sentence, ends the reason; advice and tracebacks follow.
         if not line.strip():
             break
         kept.append(line.strip())

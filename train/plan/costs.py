@@ -1,5 +1,7 @@
-"""What a compiled program costs a device: products, memory traffic, messages, and its large arrays. Loops count as
-often as they run."""
+"""The costs of a compiled program on a device: products, memory traffic, messages, and its large arrays.
+
+Instructions in loops count as often as they run.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute
 _FREE = {"parameter", "get-tuple-element", "tuple", "bitcast", "constant", "while", "conditional", "call", "after-all",
          "iota", "partition-id", "replica-id", "opt-barrier", "optimization-barrier"}  # fmt: skip
 _SLICES = ("dynamic-slice", "slice", "gather")
+# Fusions within fusions that are looked into; deeper ones count as read whole.
 _MAX_NESTING = 4
 
 
@@ -39,15 +42,16 @@ class Costs:
 
 
 def costs(program: Program) -> Costs:
-    """Returns what a program costs."""
+    """Returns the costs of a program."""
     return _Walk(program).total
 
 
 class _Walk:
-    """Adds up the instructions of a program, each as often as it runs."""
+    """Sums instruction costs, each times its execution count."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.total = program, Costs()
+        # Messages counted already, by channel and loops; products by text, since their parsing takes time.
         self._sent: set[tuple[str, str]] = set()
         self._products: dict[str, Flops] = {}
         self._visit(program.entry, 1.0, "", fused=False)
@@ -69,7 +73,8 @@ class _Walk:
                 self._visit(inner, times * more, inside, fused or stays_fused)
 
     def _called(self, instruction: Instruction) -> Iterator[tuple[str, float, bool]]:
-        """Yields (computation, times that it runs, whether its arrays stay out of memory)."""
+        """Yields (computation, times that it runs, whether it is a fusion, whose inner arrays never reach memory)."""
+        # XLA's own cost analysis counts the body of a loop once.
         if instruction.opcode == "while":
             yield instruction.attribute("body"), self.program.trip_count(instruction), False
         elif instruction.opcode == "fusion":
@@ -77,6 +82,7 @@ class _Walk:
         elif instruction.opcode == "call":
             yield instruction.attribute("to_apply"), 1.0, False
         elif instruction.opcode == "conditional":
+            # One branch runs; the last one is taken.
             names = instruction.braces("branch_computations") or instruction.attribute("true_computation")
             yield names.split(",")[-1].strip().lstrip("%"), 1.0, False
         elif instruction.is_start and "calls=" in instruction.text:
@@ -85,15 +91,17 @@ class _Walk:
     def _send(self, instruction: Instruction, computation: Computation, name: str, times: float, loops: str) -> None:
         kind = instruction.operation
         # A message that is spread over several fusions has one channel, and counts as often as its first part runs: the
-        # others may run in a loop that it overlaps with.
+        # other parts may be in a loop that it overlaps with.
         loops = "" if _is_on_its_way(instruction) else loops
         key = (instruction.attribute("channel_id") or f"{name}/{instruction.name}", loops)
+        # The same channel in another part of the same loops: counted already.
         if key in self._sent:
             return
         self._sent.add(key)
         # The compiler for TPUs writes a reduce-scatter as a fusion of an all-reduce and a slice of its result.
         if kind == "all-reduce" and name.startswith("all-reduce-scatter"):
             kind = "reduce-scatter"
+        # Bytes of a message: what is received for gathers, what is given for the others.
         given = sum(
             a.bytes for operand in instruction.operands if operand in computation for a in computation[operand].result
         )
@@ -106,11 +114,14 @@ class _Walk:
 
 
 def traffic(instruction: Instruction, computation: Computation, program: Program) -> float:
-    """Returns about how many bytes of memory an instruction reads and writes; a slice of a large array counts as a
-    slice. A kernel counts each of its arrays once."""
+    """Returns about how many bytes of memory an instruction reads and writes.
+
+    A slice of a large array counts as a slice. A kernel counts each of its arrays once.
+    """
     opcode = instruction.opcode
     if opcode in _FREE or opcode.endswith("-done"):
         return 0.0
+    # Instructions that touch only a part of an array, by what they read and write: twice a slice, for one.
     operands = [computation[name].result for name in instruction.operands if name in computation]
     if opcode in _SLICES:
         return 2 * _in_memory(instruction.result)
@@ -124,6 +135,7 @@ def traffic(instruction: Instruction, computation: Computation, program: Program
         return instruction.result[1].bytes * sum(a.in_memory for a in instruction.result[:2])
     if instruction.is_start and opcode != "async-start":
         return _in_memory(instruction.result[:2])
+    # Fusions and kernels with a body: what their body reads of each operand.
     body = program.computation(instruction.attribute("calls"))
     if body and opcode in ("fusion", "custom-call", "async-start"):
         return _fusion(instruction, computation, body, program)
@@ -131,20 +143,23 @@ def traffic(instruction: Instruction, computation: Computation, program: Program
 
 
 def _fusion(instruction: Instruction, computation: Computation, body: Computation, program: Program) -> float:
+    # Reads: each operand as a whole, or the slices that the body takes of it if these are less.
     total = 0.0
     for number, name in enumerate(instruction.operands):
         if name in computation:
             whole, part = _in_memory(computation[name].result), _read_of(body, number, program)
             total += whole if part is None else min(whole, part)
+    # Writes: the results, unless they are updates in place of an operand.
     root = next((i for i in body.values() if i.is_root), None)
     if root is None:
         return total
     results = [body[name] for name in root.operands if name in body] if root.opcode == "tuple" else [root]
     for result, array in zip(results, instruction.result, strict=False):
+        # Handed through unchanged, or still travelling: not written here.
         if result.opcode == "parameter" or _is_on_its_way(result):
             continue
         writer, inner = _writer(result, body, program)
-        # What is changed in place is written as far as it is changed; rows that are added to are read too.
+        # Updates in place write only the changed part; rows that are added to are read as well.
         place, times = {"dynamic-update-slice": (1, 1), "scatter": (-1, 2)}.get(writer.opcode, (0, 0))
         if times and writer.operands[place] in inner:
             update = inner[writer.operands[place]].result
@@ -155,7 +170,7 @@ def _fusion(instruction: Instruction, computation: Computation, body: Computatio
 
 
 def _is_on_its_way(instruction: Instruction) -> bool:
-    """Returns whether it is a part of an asynchronous message, which several other instructions pass on."""
+    """Returns whether an instruction is a part of an asynchronous message that further instructions continue."""
     return instruction.operation in COLLECTIVES and "chain_id" in instruction.text
 
 
@@ -175,10 +190,11 @@ def _writer(result: Instruction, body: Computation, program: Program) -> tuple[I
 
 
 def _read_of(body: Computation, number: int, program: Program, nesting: int = 0) -> float | None:
-    """Returns the bytes that a fusion reads of its operand `number` if it reads slices of it alone; None: all of it."""
+    """Returns the bytes that a fusion reads of its operand `number`, if only slices of it; None if it reads it all."""
     names = [i.name for i in body.values() if i.opcode == "parameter" and f"parameter({number})" in i.text]
     if not names:
         return None
+    # Follows the parameter through reshapes and nested fusions to everything that uses it.
     total, is_used = 0.0, False
     while names:
         name = names.pop()
@@ -201,6 +217,7 @@ def _read_of(body: Computation, number: int, program: Program, nesting: int = 0)
                 continue  # changed in place: the rest is not read
             elif user.opcode != "tuple" and not _is_on_its_way(user):
                 return None
+    # An operand that nothing uses counts as a whole, to be safe.
     return total if is_used else None
 
 
@@ -210,7 +227,7 @@ def _in_memory(arrays: tuple[Array, ...]) -> float:
 
 @dataclass(frozen=True)
 class LargeArray:
-    """An array that a program makes. source: the line that makes it, "models/bert.py:88", "" if that is not known."""
+    """An array that a program makes. source: the source line that makes it, "models/bert.py:88"; "" if unknown."""
 
     array: Array
     opcode: str
@@ -220,6 +237,7 @@ class LargeArray:
 def largest_arrays(program: Program, folder: str, count: int = 5) -> list[LargeArray]:
     """Returns the largest arrays that a program makes in memory, each (shape, source line) once."""
     rows: dict[tuple[str, str], LargeArray] = {}
+    # Arrays inside fusions never exist in memory.
     fused = {i.attribute("calls") for c in program.computations.values() for i in c.values() if i.opcode == "fusion"}
     for name, computation in program.computations.items():
         if name in fused:
@@ -228,6 +246,7 @@ def largest_arrays(program: Program, folder: str, count: int = 5) -> list[LargeA
             if instruction.opcode in _FREE or instruction.opcode.endswith("-done"):
                 continue
             source = program.source(instruction, folder)
+            # A layer's array appears in forward and backward pass: one row for its shape and line is enough.
             for array in instruction.result:
                 if array.in_memory:
                     rows.setdefault((str(array), source), LargeArray(array, instruction.opcode, source))
@@ -235,18 +254,20 @@ def largest_arrays(program: Program, folder: str, count: int = 5) -> list[LargeA
 
 
 def saved_activations(program: Program) -> float | None:
-    """Returns the bytes of the arrays that one loop stacks, a slice each turn, and a later loop reads: what the forward
-    pass over the layers keeps for the backward pass.
+    """Returns the bytes of the arrays that one loop stacks, a slice each iteration, and a later loop reads: these are
+    the activations that the forward pass over the layers keeps for the backward pass.
 
-    None without such arrays: where the layers are in no loop, what is kept looks like any other array.
+    None without such arrays: if the layers are unrolled, kept activations look like any other array.
     """
     total = 0.0
     for computation in program.computations.values():
+        # The forward pass is one loop over the layers, the backward pass a later one in the same computation.
         loops = [i for i in computation.values() if i.opcode == "while"]
         if len(loops) < 2:
             continue
         stacked: dict[str, Array] = {}
         for number, loop in enumerate(loops):
+            # A loop's operand is a tuple: which of its values come from an earlier loop's stacks?
             given = computation.get(loop.operands[0])
             for name in given.operands if given is not None else ():
                 if (origin := _origin(name, computation)) in stacked:
@@ -257,9 +278,10 @@ def saved_activations(program: Program) -> float | None:
 
 
 def _stacked_by(loop: Instruction, program: Program) -> Iterator[tuple[int, Array]]:
-    """Yields (number in the result, array) for arrays whose first dim is the loop's count and that its body changes."""
+    """Yields (index in the result, array) of arrays whose first dim is the trip count and that the body changes."""
     body, turns = program.computation(loop.attribute("body")), program.trip_count(loop)
     root = next((i for i in body.values() if i.is_root), None)
+    # A body results in the tuple of its next inputs: position k is the same array in every iteration.
     if root is None or root.opcode != "tuple":
         return
     for number, (name, array) in enumerate(zip(root.operands, loop.result, strict=False)):
@@ -268,7 +290,7 @@ def _stacked_by(loop: Instruction, program: Program) -> Iterator[tuple[int, Arra
 
 
 def _is_handed_on(name: str, body: Computation) -> bool:
-    """Returns whether a value is one that the loop's body got, as it is."""
+    """Returns whether a value is an input of the loop's body, unchanged."""
     if name not in body or body[name].opcode != "get-tuple-element":
         return False
     given = body[name].operands[0]
@@ -276,7 +298,7 @@ def _is_handed_on(name: str, body: Computation) -> bool:
 
 
 def _origin(name: str, computation: Computation) -> str:
-    """Returns "loop[number]" if a value is one that a loop results in, through copies and reshapes."""
+    """Returns "loop[index]" if a value is a loop's result, traced back through copies and reshapes; else its name."""
     while name in computation and computation[name].opcode in ("copy", "bitcast", "copy-done", "copy-start"):
         name = computation[name].operands[0]
     if name in computation and computation[name].opcode == "get-tuple-element":

@@ -14,16 +14,18 @@ _KINDS: tuple[Literal["parameters", "optimizer", "carry", "batch", "saved_activa
     "temporaries",
 )
 COLUMN = 22
-"""Where the texts of `describe` begin, beside their names."""
+"""Column at which the texts of `describe` begin, after their names."""
 
 
 def describe(made: Plan) -> str:
     """Returns a plan for people, in GiB, milliseconds and days."""
+    # A line for each fact, its name in a column: readable without knowing the JSON.
     axes = " × ".join(f"{axis} {size}" for axis, size in made["mesh"].items())
     parts = f" in {made['accumulate']} parts" if made["accumulate"] > 1 else ""
     options = " ".join(f"{name}={value}" for name, value in made["compiler_options"].items())
     memory = made["bytes_per_device"]
     total = _gib(memory["total"])
+    # What was planned, and its memory: known of every plan.
     rows = [
         ("model", f"{made['recipe']}, {made['parameters']:,} parameters"),
         ("devices", f"{made['devices']} of {made['topology']} as {axes}"),
@@ -34,6 +36,7 @@ def describe(made: Plan) -> str:
         ("memory", ", ".join(f"{kind.replace('_', ' ')} {_gib(memory[kind])}" for kind in _KINDS if memory[kind] != 0)),
         ("fits", f"{'yes' if made['fits'] else 'NO'}: {total} of {_gib(memory['available'])}"),
     ]
+    # Known once the step compiled: arrays, products, traffic.
     if "flops" in made:
         made = cast(CompiledPlan, made)
         rows += [
@@ -46,6 +49,7 @@ def describe(made: Plan) -> str:
             ("memory traffic", _gib(made["memory_traffic"])),
             ("messages", sent or "none"),
         ]
+    # Known for chips with peaks: times. A CPU has none.
     if "step_ms" in made:
         made = cast(TimedPlan, made)
         times = ", ".join(f"{name} {value:.1f} ms" for name, value in made["milliseconds"].items())
@@ -63,17 +67,19 @@ def _gib(size: object) -> str:
 
 
 def _duration(made: TimedPlan) -> str:
+    # Without a number of steps only the time of one is known.
     if made["steps"] is None or made["days"] is None or made["chip_hours"] is None:
         return "the run counts in epochs; give --steps"
     return f"{made['steps']:,}: {made['days']:.2f} days, {made['chip_hours']:,.0f} chip-hours"
 
 
 def describe_all(plans: list[Plan]) -> str:
-    """Returns a table of plans for people, and the options of the best."""
+    """Returns a table of plans for people, and the options of the best one, which is the first."""
     head = ("mesh", "batch", "parts", "remat", "attention", "GiB", "fits", "ms a step", "bound by", "MFU", "days")
     rows: list[tuple[str, ...]] = [head]
     for made in plans:
         memory = made["bytes_per_device"]["total"] / GIB
+        # A plan that did not fit has no times.
         figures = ("–",) * 4
         if "step_ms" in made:
             timed = cast(TimedPlan, made)
@@ -82,8 +88,10 @@ def describe_all(plans: list[Plan]) -> str:
         layers = (made["remat"] or "–", made["attention"].partition(":")[0] or "–")
         mesh, fits = "×".join(map(str, made["mesh"].values())), "yes" if made["fits"] else "NO"
         rows.append((mesh, str(made["batch"]), str(made["accumulate"]), *layers, f"{memory:.1f}", fits, *figures))
+    # Plain columns and no table of rich: the lines are copied into issues and scripts.
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    # `suggest` sorts the plans: those that fit first, the fastest first.
     best = plans[0]
     if not best["fits"]:
         return "\n".join([*lines, "nothing fits; give more devices"])
@@ -91,7 +99,7 @@ def describe_all(plans: list[Plan]) -> str:
 
 
 def describe_nearest(found: Plan | None) -> str:
-    """Returns what to do where a plan does not fit: the options of the nearest that does."""
+    """Returns advice for a plan that does not fit: the options of the nearest one that does."""
     if found is None:
         return f"{'nearest that fits':<{COLUMN}}none was found; give more devices, or a smaller --data.batch"
     memory = found["bytes_per_device"]
@@ -100,9 +108,10 @@ def describe_nearest(found: Plan | None) -> str:
 
 
 def options_of(made: Plan) -> str:
-    """Returns the options that train as a plan does: its mesh, batch, microbatches, remat and attention."""
+    """Returns the options of a plan: its mesh, batch, microbatches, remat and attention."""
     options = " ".join(f"--mesh.{axis} {size}" for axis, size in made["mesh"].items())
     options += f" --data.batch {made['batch']} --optim.accumulate {made['accumulate']}"
+    # auto would choose again on the real devices; these are the choices that the plan was compiled with.
     if made["remat"]:
         attention = made["attention"].partition(":")[0]
         options += f" --model.remat {made['remat']} --model.unroll 1 --model.attention {attention}"

@@ -13,9 +13,11 @@ ITEM_BYTES = {
     **dict.fromkeys(("f64", "s64", "u64", "c64"), 8.0),
     **dict.fromkeys(("s4", "u4"), 0.5),
 }
+# `bf16[8,128]{1,0:T(8,128)S(1)}`: type, dims, layout. Longer names come first, so that none hides another.
 _ARRAY = re.compile(rf"\b({'|'.join(sorted(ITEM_BYTES, key=len, reverse=True))})\[([\d,]*)\](\{{[^}}]*\}})?")
 _COMPUTATION = re.compile(r"^(?!HloModule)(ENTRY\s+)?%?([\w.\-]+)\s.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s*(ROOT\s+)?%?([\w.\-]+) = ")
+# The word before the first parenthesis: `fusion(`, `all-gather-start(`.
 _OPCODE = re.compile(r"\s*([a-z][a-z0-9\-]*)\(")
 _MEMORY_SPACE = re.compile(r"S\((\d+)\)")
 _TABLE_LINE = re.compile(r"^(\d+) (.*)$")
@@ -24,8 +26,8 @@ _NUMBERS = re.compile(r"(\w+)=(\d+)")
 
 @dataclass(frozen=True)
 class Array:
-    """An array of a compiled program, as one device holds it. in_memory: it lives in the device's main memory, not in a
-    core's fast memory and not on the host."""
+    """An array of a compiled program, as one device holds it. in_memory: it is in the device's main memory, not in a
+    core's fast memory or on the host."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -52,12 +54,12 @@ class Instruction:
     result: tuple[Array, ...]
     operands: tuple[str, ...]
     text: str
-    """All that follows the result's shape."""
+    """Everything after the result's shape."""
     is_root: bool
 
     @functools.cached_property
     def is_start(self) -> bool:
-        """Whether it begins an asynchronous operation, which an instruction -done ends."""
+        """Whether it begins an asynchronous operation, which a -done instruction ends."""
         return self.opcode.endswith("-start")
 
     @property
@@ -66,17 +68,17 @@ class Instruction:
         return self.opcode.removesuffix("-start")
 
     def attribute(self, name: str) -> str:
-        """Returns the computation, or other word, that follows `name=`; "" without it."""
+        """Returns the computation, or other word, after `name=`; "" without it."""
         match = re.search(rf"\b{name}=%?([\w.\-]+)", self.text)
         return match.group(1) if match else ""
 
     def braces(self, name: str) -> str:
-        """Returns what stands in `name={…}`."""
+        """Returns the text in `name={…}`; "" without it."""
         match = re.search(rf"\b{name}=\{{([^}}]*)\}}", self.text)
         return match.group(1) if match else ""
 
     def quoted(self, name: str) -> str:
-        """Returns what stands in `name="…"`."""
+        """Returns the text in `name="…"`; "" without it."""
         match = re.search(rf'\b{name}="([^"]*)"', self.text)
         return match.group(1) if match else ""
 
@@ -98,22 +100,25 @@ class Program:
         return self.computations.get(name, {})
 
     def trip_count(self, loop: Instruction) -> int:
-        """Returns how often the body of a `while` runs; 1 if the program does not say."""
+        """Returns how often the body of a `while` runs; 1 if that is unknown."""
         if match := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.text):
             return int(match.group(1))
+        # Not written down: a scan's condition compares its counter with a constant, the largest one in it.
         constants = [
             int(number)
             for instruction in self.computation(loop.attribute("condition")).values()
             if instruction.opcode == "constant"
             for number in re.findall(r"constant\((\d+)\)", instruction.text)
         ]
-        # A product that is computed while its factor travels round the devices: two turns stand in its body.
+        # A product that is computed while its factor travels round the devices: its body holds two iterations.
         turns = 2 if "windowed_dot_general" in loop.attribute("body") else 1
         return max(constants) // turns if constants else 1
 
     def source(self, instruction: Instruction, folder: str) -> str:
-        """Returns the line under `folder` that made an instruction, "models/bert.py:88"; "" if it is not known."""
+        """Returns the source line under `folder` that made an instruction, "models/bert.py:88"; "" if unknown."""
+        # From the innermost frame outward: the first one in our own code, past those of jax and flax.
         number = int(instruction.attribute("stack_frame_id") or 0)
+        # Parents lead outward to the caller; an unknown number ends the search.
         while number in self.frames:
             file, line, parent = self.frames[number]
             if file.startswith(folder + "/") and "/site-packages/" not in file.removeprefix(folder):
@@ -127,6 +132,7 @@ def parse(text: str) -> Program:
     computations: dict[str, dict[str, Instruction]] = {}
     tables: dict[str, dict[int, str]] = {}
     entry, current, table = "", None, None
+    # Line by line: tables of source lines first, then computations, `name (…) {`, instructions, `}`.
     for line in text.splitlines():
         if current is not None:
             if line.startswith("}"):
@@ -136,6 +142,7 @@ def parse(text: str) -> Program:
         elif match := _COMPUTATION.match(line):
             current = computations.setdefault(match.group(2), {})
             entry = match.group(2) if match.group(1) else entry
+        # Instructions refer to frames, frames to locations, locations to files, all by number.
         elif line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
             table = tables.setdefault(line, {})
         elif table is not None and (match := _TABLE_LINE.match(line)):
@@ -144,6 +151,7 @@ def parse(text: str) -> Program:
 
 
 def _frames(tables: dict[str, dict[int, str]]) -> Iterator[tuple[int, tuple[str, int, int]]]:
+    # StackFrames: {file_location_id=7 parent_frame_id=3}; FileLocations: {file_name_id=2 … line=88 …}.
     files, locations = tables.get("FileNames", {}), tables.get("FileLocations", {})
     for number, line in tables.get("StackFrames", {}).items():
         frame = {name: int(value) for name, value in _NUMBERS.findall(line)}
@@ -158,16 +166,19 @@ def _instruction(line: str) -> Instruction | None:
     head = _INSTRUCTION.match(line)
     if not head:
         return None
+    # `name = result opcode(operands), attributes`: cut from the left, parentheses matched by hand.
     rest = line[head.end() :]
     # The result is one array, or a tuple in parentheses.
     end = _closing(rest) + 1 if rest.startswith("(") else rest.find(" ")
     result, rest = rest[:end], rest[end:]
+    # A line that is no instruction (a comment, an attribute of its own) is left out.
     opcode = _OPCODE.match(rest)
     if not opcode:
         return None
+    # The operands are between the opcode's parentheses; attributes follow, and may contain commas too.
     start = opcode.end() - 1
     operands = _split(rest[start + 1 : start + _closing(rest[start:])])
-    # An operand may stand with its shape before its name.
+    # An operand may have its shape before its name.
     names = tuple(operand.split("%")[-1].split(" ")[-1] for operand in operands)
     return Instruction(head.group(2), opcode.group(1), arrays(result), names, rest, bool(head.group(1)))
 
@@ -176,6 +187,7 @@ def arrays(text: str) -> tuple[Array, ...]:
     """Returns the arrays of a shape as text, those of a tuple in order."""
     result = []
     for dtype, dims, layout in _ARRAY.findall(text):
+        # `S(n)` in the layout names the memory: 0, or none, is the device's main memory.
         space = _MEMORY_SPACE.search(layout)
         shape = tuple(int(size) for size in dims.split(",") if size)
         result.append(Array(dtype, shape, space is None or space.group(1) == "0"))
@@ -184,6 +196,7 @@ def arrays(text: str) -> tuple[Array, ...]:
 
 def _closing(text: str) -> int:
     """Returns where the parenthesis that text begins with is closed."""
+    # Shapes and attributes nest parentheses, brackets and braces; no regular expression counts them.
     depth = 0
     for place, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")

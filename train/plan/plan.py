@@ -1,4 +1,4 @@
-"""Compiles a run's own training step for devices that are not here, and reports what it needs."""
+"""Compiles a run's own training step for devices that are absent, and reports what it needs."""
 
 import contextlib
 import dataclasses
@@ -32,21 +32,23 @@ from contexture.train.settings.run import Run
 from contexture.train.step import State, create, train_step
 
 _NUMBER_TYPES = {"i32": "int32", "f32": "float32"}
-# How the compiler for TPUs says what a program would need: all of it, or its temporary arrays alone.
+# The TPU compiler's two messages about a program that does not fit: its total need, or that of its temporaries alone.
 _OUT_OF_MEMORY = re.compile(r"(?:Used ([\d.]+)([KMGT]?) of|HLO temporaries \(([\d.]+)([KMGT]?)\) exceeds)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _LABELS = ("0", "1")
 _PARTITIONER = re.compile("Involuntary full rematerialization|SPMD")
+# The folder of our sources, below which a source line of an array is sought.
 _FOLDER = str(Path(os.path.realpath(contexture.models.__path__[0])).parent)
 
 
 class Memory(TypedDict):
     """Bytes of one device.
 
-    saved_activations  what a loop over layers keeps for the backward pass; None where there is no such loop, or no
-                       program that fits: they count among the temporaries
-    total              at the peak of a step
-    available          what programs may use
+    Attributes:
+        saved_activations: kept by the loop over layers for the backward pass; None without such a loop, or if no
+            program fits: then they are part of the temporaries
+        total: at the peak of a step
+        available: for programs
     """
 
     parameters: int
@@ -60,7 +62,7 @@ class Memory(TypedDict):
 
 
 class Milliseconds(TypedDict):
-    """The least time of a step for each resource by its peak, all loops counted."""
+    """Lower bounds on a step's time by the peak of each resource, with all iterations of loops counted."""
 
     compute: float
     memory: float
@@ -68,7 +70,7 @@ class Milliseconds(TypedDict):
 
 
 class Plan(TypedDict):
-    """What a run's training step takes of each device. A step that fits has the figures of a `CompiledPlan` too."""
+    """The needs of a run's training step on each device. A step that fits has the figures of a `CompiledPlan` too."""
 
     recipe: str
     topology: str
@@ -88,12 +90,13 @@ class Plan(TypedDict):
 
 
 class CompiledPlan(Plan):
-    """With the figures of the compiled program, of one step on one device.
+    """A plan with the figures of the compiled program, for one step on one device.
 
-    flops            as compiled: what is computed twice counts twice
-    model_flops      by the model's formula
-    memory_traffic   bytes that it reads and writes in memory
-    collectives      messages: {kind: {"count": …, "bytes": …}}
+    Attributes:
+        flops: as compiled: recomputed products count twice
+        model_flops: by the model's formula
+        memory_traffic: bytes read from and written to memory
+        collectives: messages: {kind: {"count": …, "bytes": …}}
     """
 
     largest_arrays: list[dict[str, object]]
@@ -104,12 +107,14 @@ class CompiledPlan(Plan):
 
 
 class TimedPlan(CompiledPlan):
-    """With what the chip's peaks allow.
+    """A compiled plan with the times that the chip's peaks allow.
 
-    step_ms            the roofline: the largest of `milliseconds`, as if the others overlapped with it
-    mfu                model_flops in that time, as a share of the peak
-    steps              of the run; None if it counts in epochs, which the data turns into steps
-    days, chip_hours   for all of them; a smaller batch at first (data.ramp-from) takes less time
+    Attributes:
+        step_ms: the roofline: the largest of `milliseconds`, as if the others overlapped with it
+        mfu: model_flops in that time, as a share of the peak
+        steps: of the run; None if it counts in epochs, which only the data can turn into steps
+        days: for all steps, with a ramp of the batch (data.ramp-from) counted
+        chip_hours: likewise
     """
 
     milliseconds: Milliseconds
@@ -123,10 +128,10 @@ class TimedPlan(CompiledPlan):
 
 
 def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | TimedPlan:
-    """Returns what training `run` on `topology` takes. name: of its recipe.
+    """Returns the needs of training `run` on `topology`. name: of its recipe.
 
-    Compiles for minutes where a model is large. Raises ConfigError for a mesh that the devices do not hold, or a batch
-    that they cannot share.
+    Compiling a large model takes minutes. Raises ConfigError for a mesh that does not fit the devices, or a batch that
+    they cannot share.
     """
     mesh = meshes.build(run.mesh, list(topology.devices))
     meshes.check_batch(mesh, run.data.batch, run.optim.accumulate, "data.batch")
@@ -159,6 +164,7 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
         "compiler_options": meshes.compiler_options(run.mesh, mesh),
         "warnings": [line[-300:] for line in messages if _PARTITIONER.search(line)],
     }
+    # It does not fit: the compiler's message is all there is, and no program could be read.
     if compiled is None:
         memory["temporaries"], memory["total"] = used
         return made
@@ -181,8 +187,10 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
 
 
 def _count_memory(memory: Memory, compiled: Any, program: Program) -> None:
-    """Adds what a compiled step takes beside its arguments."""
+    """Adds a compiled step's total memory, its temporaries and its saved activations."""
+    # XLA's own account of one device: arguments, temporaries, results, and results that take the place of arguments.
     analysis: Any = compiled.memory_analysis()
+    # The state is donated: results that lie in its memory (aliases) are not counted again.
     memory["total"] = (
         analysis.argument_size_in_bytes
         + analysis.temp_size_in_bytes
@@ -190,6 +198,7 @@ def _count_memory(memory: Memory, compiled: Any, program: Program) -> None:
         - analysis.alias_size_in_bytes
     )
     memory["temporaries"] = analysis.temp_size_in_bytes
+    # They are among the temporaries. Not more than these: the estimate may count an array that shares its memory.
     if saved := program_costs.saved_activations(program):
         memory["saved_activations"] = min(int(saved), analysis.temp_size_in_bytes)
         memory["temporaries"] -= memory["saved_activations"]
@@ -197,10 +206,12 @@ def _count_memory(memory: Memory, compiled: Any, program: Program) -> None:
 
 def abstract_step(run: Run, mesh: Mesh) -> tuple[Any, State, dict[str, jax.ShapeDtypeStruct]]:
     """Returns (the jitted step that `train` runs, its state, its batch), the latter two as shapes with shardings."""
-    # Of a task two labels: their number is that of the examples, and plays no part in memory and time.
+    # A task gets two labels: the real number comes from the examples, and plays no part in memory and time.
+    # The very functions that `train` calls, on shapes: the plan is of the same program.
     model, objective = model_of(run, _LABELS if run.task.kind != "off" else ()), objective_of(run)
     _, shapes, shardings = create(model, run, mesh)
     state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+    # The batch by the fields and sizes that training uses: "i32 BL" → int32 [B, L], sharded like the real one.
     sizes, batch = batch_sizes(run, run.data.batch), {}
     for field, spec in batch_fields(run).items():
         kind, _, dims = spec.partition(" ")
@@ -210,13 +221,17 @@ def abstract_step(run: Run, mesh: Mesh) -> tuple[Any, State, dict[str, jax.Shape
 
 
 def _compile(traced: Any, arguments: int) -> tuple[Any, tuple[int, int]]:
-    """Returns (the compiled step, zeros), or (None, bytes of (its temporary arrays, all)) if no device has the memory
-    for it. arguments: bytes of the state and the batch."""
+    """Returns (the compiled step, zeros), or (None, bytes of (its temporaries, everything)) if it fits no device.
+
+    arguments: bytes of the state and the batch.
+    """
     lowered = traced.lower()
     try:
         return lowered.compile(), (0, 0)
     except jax.errors.JaxRuntimeError as error:
+        # Not an error of the plan's: how much memory is missing is the answer.
         if match := _OUT_OF_MEMORY.search(str(error)):
+            # One of the two messages: whichever figure it has gives the other.
             total, unit, temporaries, its_unit = match.groups()
             if total:
                 size = int(float(total) * _UNITS[unit])
@@ -229,8 +244,9 @@ def _compile(traced: Any, arguments: int) -> tuple[Any, tuple[int, int]]:
 
 @contextlib.contextmanager
 def compiling_anew() -> Iterator[None]:
-    """Keeps jax from its cache of compiled programs: one from there comes without the partitioner's messages, and with
-    the source lines of the day it was compiled."""
+    """Within the block, disables jax's cache of compiled programs: a cached one comes without the partitioner's
+    messages, and with the source lines of the day it was compiled."""
+    # What the process had before comes back afterwards.
     enabled = jax.config.jax_enable_compilation_cache  # pyright: ignore[reportAttributeAccessIssue]
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # jax decides once a process whether it has a cache
@@ -256,13 +272,16 @@ def _memory(state: State, batch: dict[str, jax.ShapeDtypeStruct], available: flo
 
 def _bytes(tree: Any) -> int:
     """Returns the bytes of a tree of sharded arrays that one device holds."""
+    # By shards: an array that is cut over eight devices counts an eighth.
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def _flops(compiled: Flops, traced: Flops, devices: int, topology: Topology) -> Flops:
-    """Returns a device's products. A GPU's compiler hides some in calls of its libraries: there the traced program
-    counts, if it has more. Kernels are counted by their estimates."""
+    """Returns a device's products. On a GPU some are hidden in library calls: there the traced program counts, if it
+    has more. Kernels count by their cost estimates."""
+    # A Pallas kernel is one opaque call in the compiled program, which counts none of its products.
     kernels = traced.pop("kernel", 0.0)
+    # The traced program is of all devices together, the compiled one of one device.
     shares = {dtype: count / devices for dtype, count in traced.items()}
     on_gpu = topology.chip is not None and topology.chip.platform == "gpu"
     flops = shares if on_gpu and sum(shares.values()) > sum(compiled.values()) else dict(compiled)
@@ -271,12 +290,15 @@ def _flops(compiled: Flops, traced: Flops, devices: int, topology: Topology) -> 
 
 
 def _with_roofline(made: CompiledPlan, cost: program_costs.Costs, flops: Flops, run: Run, chip: Chip) -> TimedPlan:
+    # The roofline: each resource alone at its peak.
     milliseconds: Milliseconds = {
         "compute": 1e3 * chip.seconds(flops),
         "memory": 1e3 * cost.memory_bytes / chip.bandwidth,
         "links": 1e3 * cost.sent_bytes / chip.links,
     }
+    # The resources work at the same time: the slowest one is the bound.
     step_ms, bound_by = max((milliseconds[name], name) for name in ("compute", "memory", "links"))
+    # Steps on a ramp have smaller batches, and count by their share of a whole one.
     whole_batches = run.data.examples_before(run.steps) / run.data.batch
     hours = whole_batches * step_ms / 3.6e6 if run.steps else None
     return {
@@ -284,6 +306,7 @@ def _with_roofline(made: CompiledPlan, cost: program_costs.Costs, flops: Flops, 
         "milliseconds": milliseconds,
         "bound_by": bound_by,
         "step_ms": step_ms,
+        # An upper bound: model FLOPs over what the chip could do in the least time of the step.
         "mfu": made["model_flops"] / chip.bf16 / (step_ms / 1e3),
         "tokens_per_second": run.data.batch * run.data.length / (step_ms / 1e3),
         "steps": run.steps or None,
@@ -294,8 +317,9 @@ def _with_roofline(made: CompiledPlan, cost: program_costs.Costs, flops: Flops, 
 
 @contextlib.contextmanager
 def captured_stderr() -> Iterator[list[str]]:
-    """Keeps what is written to file 2, by C too, in the list that it gives, which is filled at the end."""
+    """Captures what is written to file descriptor 2, also by C code: yields a list of lines, filled at the end."""
     lines: list[str] = []
+    # A file and no pipe: a full pipe would block the compiler, with nobody reading.
     saved = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
@@ -305,4 +329,5 @@ def captured_stderr() -> Iterator[list[str]]:
             os.dup2(saved, 2)
             os.close(saved)
             file.seek(0)
+            # Read after the descriptor is restored, so that an error of ours is seen.
             lines += file.read().decode(errors="replace").splitlines()

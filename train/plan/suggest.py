@@ -1,4 +1,4 @@
-"""Looks for meshes, microbatches and remat with which a run fits its devices, and ranks what fits."""
+"""Searches for meshes, microbatches and remat with which a run fits its devices, and ranks those that fit."""
 
 import dataclasses
 import logging
@@ -25,34 +25,35 @@ from contexture.train.step import create
 
 logger = logging.getLogger(__name__)
 MAX_PROGRAMS = 8
-"""Programs that are compiled: one may take minutes."""
+"""Maximum number of programs to compile: one may take minutes."""
 ENOUGH = 3
-"""Meshes that fit, and are compared."""
-# The time of a step against one that computes nothing twice.
+"""Number of plans that fit after which the search ends."""
+# Remat policy → time of a step relative to one without recomputation. full: a second forward pass, 4/3 of 3 passes.
 _SLOWDOWN = {"none": 1.0, "dots": 1.02, "full": 4 / 3}
-# Of the numbers that a layer keeps (KEPT), those that tensor does not divide: inputs and results of its two halves.
+# Of the numbers that a layer keeps (KEPT), those that tensor parallelism does not divide: the inputs and results of
+# attention and feed-forward part.
 _WHOLE = {"none": 6, "dots": 2, "full": 1}
 DOUBLINGS = 3
-"""How often `nearest` doubles the devices."""
+"""Maximum number of times that `nearest` doubles the devices."""
 ATTENTIONS = ("pallas", "cudnn", "reference")
 _ROOM = 0.92
-"""Of the memory: what an estimate may fill, since the compiler needs some for itself."""
+"""Fraction of the memory that an estimate may fill, since the compiler needs some for itself."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to train the run. seconds: an estimate of a step, by which candidates are tried in order."""
+    """A way to train the run. seconds: the estimated time of a step, by which candidates are ordered."""
 
     run: Run
     seconds: float
 
 
 def suggest(run: Run, devices: Topology, name: str = "") -> list[Plan]:
-    """Returns the plans of those ways to train `run` that were compiled: those that fit first, the fastest first.
+    """Returns the compiled plans of ways to train `run`: those that fit first, the fastest first.
 
-    Candidates differ in mesh, microbatches (optim.accumulate) and remat; the batch stays, or is rounded to the next
+    Candidates differ in mesh, microbatches (optim.accumulate) and remat; the batch stays, or is rounded to the next one
     that the mesh can share. Their memory and time are estimated; the best are compiled, MAX_PROGRAMS at most. One that
-    does not fit is tried again in twice as many parts. The best is compiled with each other attention too.
+    does not fit is tried again in twice as many parts. The best is compiled with every other attention kernel too.
     """
     if run.data.ramp_from:
         raise ConfigError("--suggest plans one size of batch; leave --data.ramp-from out")
@@ -61,6 +62,7 @@ def suggest(run: Run, devices: Topology, name: str = "") -> list[Plan]:
     for candidate in sorted(candidates(run, devices), key=lambda candidate: candidate.seconds):
         way: Run | None = candidate.run
         mesh = dataclasses.astuple(way.mesh)
+        # One number of parts for each mesh and remat; more parts are tried only if it does not fit.
         if (mesh, getattr(way.model, "remat", "")) in done:
             continue
         done.add((mesh, getattr(way.model, "remat", "")))
@@ -74,6 +76,7 @@ def suggest(run: Run, devices: Topology, name: str = "") -> list[Plan]:
             f"no mesh of {devices.name} can share a batch of {run.data.batch} sequences and hold the "
             "model; give more devices"
         )
+    # Kernels differ in memory and traffic in ways that no estimate covers: the best plan is compiled with each.
     best = min(plans, key=_rank)
     if best["fits"] and isinstance(run.model, TransformerConfig) and run.model.attention == "auto":
         for attention in ATTENTIONS:
@@ -86,7 +89,7 @@ def suggest(run: Run, devices: Topology, name: str = "") -> list[Plan]:
 
 def nearest(run: Run, devices: Topology, name: str = "") -> Plan | None:
     """Returns the plan of the nearest way to train `run` that fits: on the same devices by mesh, microbatches and
-    remat, else on twice as many, four or eight times. None where there is none.
+    remat, else on two, four or eight times as many. None if there is none.
     """
     tried = 0
     failed: list[tuple[int, ...]] = []
@@ -99,6 +102,7 @@ def nearest(run: Run, devices: Topology, name: str = "") -> Plan | None:
                 devices = topology(f"{chip}:{'x'.join(map(str, grown(chip, sizes)))}")
             except ConfigError:  # there is no larger slice of that form
                 return None
+        # Every compilation counts towards MAX_PROGRAMS, so ways that cannot do better than failed ones are left out.
         for candidate in sorted(candidates(run, devices), key=lambda candidate: candidate.seconds):
             way: Run | None = candidate.run
             while way is not None:
@@ -117,7 +121,7 @@ def nearest(run: Run, devices: Topology, name: str = "") -> Plan | None:
 
 
 def _saves(run: Run) -> tuple[int, ...]:
-    """Returns what divides a device's memory, each number the larger the less is needed: devices that share the state,
+    """Returns the divisors of a device's memory, each one the larger the less is needed: devices that share the state,
     devices that share a batch, its parts, remat."""
     mesh, remat = run.mesh, getattr(run.model, "remat", "")
     sharing = mesh.data * mesh.fsdp
@@ -125,7 +129,8 @@ def _saves(run: Run) -> tuple[int, ...]:
 
 
 def _is_possible(run: Run, topology: Topology) -> bool:
-    """Returns whether the devices can have the attention that the model asks for."""
+    """Returns whether the devices support the attention kernel that the model asks for."""
+    # Asked before compiling: a kernel of another platform would only give an error.
     try:
         with jax.set_mesh(meshes.build(run.mesh, list(topology.devices))):
             meshes.describe_attention(run.model, run.data.packed)
@@ -139,7 +144,7 @@ def _rank(made: Plan) -> tuple[bool, float]:
 
 
 def _planned(run: Run, made: Plan, attention: str) -> Run:
-    """Returns the run of a plan, with another attention."""
+    """Returns the run of a plan, with another attention kernel."""
     model = dataclasses.replace(run.model, remat=made["remat"], unroll=1, attention=attention)
     return dataclasses.replace(
         run,
@@ -169,7 +174,7 @@ def _compiled(run: Run, topology: Topology, name: str) -> Plan:
 
 
 def _smaller(run: Run, topology: Topology) -> Run | None:
-    """Returns the run in twice as many parts; None if a part would be less than one sequence for each device."""
+    """Returns the run in twice as many parts; None if a part would have less than one sequence for each device."""
     parts = 2 * run.optim.accumulate
     if run.data.batch % (parts * run.mesh.data * run.mesh.fsdp):
         return None
@@ -177,9 +182,10 @@ def _smaller(run: Run, topology: Topology) -> Run | None:
 
 
 def candidates(run: Run, topology: Topology) -> Iterator[Candidate]:
-    """Yields for every mesh and remat the run with the fewest microbatches that, as estimated, fits."""
+    """Yields, for every mesh and remat, the run with the fewest microbatches that should fit by the estimate."""
     for data, fsdp, tensor in _shapes(run, len(topology.devices)):
         sharing = data * fsdp
+        # The nearest batch that these devices can share.
         batch = max(round(run.data.batch / sharing), 1) * sharing
         config = dataclasses.replace(run.mesh, data=data, fsdp=fsdp, tensor=tensor)
         try:
@@ -189,6 +195,7 @@ def candidates(run: Run, topology: Topology) -> Iterator[Candidate]:
         placed = dataclasses.replace(run, mesh=config, data=dataclasses.replace(run.data, batch=batch, ramp_from=0))
         with jax.set_mesh(mesh):
             _, shapes, shardings = create(model_of(placed, ()), placed, mesh)
+        # Parameters and moments of one device, exactly: the shapes and shardings of the real state.
         state = sum(
             math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize
             for x, s in zip(jax.tree.leaves(shapes), jax.tree.leaves(shardings), strict=True)
@@ -200,6 +207,8 @@ def candidates(run: Run, topology: Topology) -> Iterator[Candidate]:
             per_device = batch // sharing
             for parts in (2**n for n in range(per_device.bit_length()) if per_device % 2**n == 0):
                 activations = _activations(placed, per_device // parts, remat)
+                # A third more than the state for the gradients: as large as the parameters, which Adam's state holds
+                # three times.
                 if state * 4 / 3 + activations <= _ROOM * topology.memory:
                     way = _with(placed, parts, remat)
                     yield Candidate(way, _seconds(way, parameters, slowdown, topology.chip))
@@ -207,6 +216,7 @@ def candidates(run: Run, topology: Topology) -> Iterator[Candidate]:
 
 
 def _shapes(run: Run, devices: int) -> Iterator[tuple[int, int, int]]:
+    # tensor divides the heads, and 16 devices are as many as one fast network usually joins.
     heads = getattr(run.model, "heads", 1)
     for tensor in (size for size in (1, 2, 4, 8, 16) if devices % size == 0 and heads % size == 0):
         rest = devices // tensor
@@ -220,24 +230,28 @@ def _with(run: Run, parts: int, remat: str) -> Run:
 
 
 def _activations(run: Run, sequences: int, remat: str) -> float:
-    """Returns about how many bytes a device's share of a microbatch keeps."""
+    """Returns about how many bytes of activations a device keeps for its share of a microbatch."""
     model, tokens, tensor = run.model, sequences * run.data.length, run.mesh.tensor
     if not isinstance(model, TransformerConfig):
         return 0.0
     size = 2 if model.dtype == "bfloat16" else 4
+    # Numbers a token and layer, in widths of the model; on top, the temporaries of the one layer that is computed.
     kept = _WHOLE[remat] + (KEPT[remat] - _WHOLE[remat]) / tensor
     one_layer = 40.0 / tensor
     return tokens * model.hidden * size * (kept * model.layers + one_layer)
 
 
 def _seconds(run: Run, parameters: int, slowdown: float, chip: Chip | None) -> float:
-    """Returns about how long a step takes: products, and messages, a tenth of which does not overlap."""
+    """Returns about how long a step takes: the longer of products and messages, plus a tenth of the shorter, which does
+    not overlap."""
     if chip is None:
         return slowdown
     mesh, parts = run.mesh, run.optim.accumulate
     devices = mesh.data * mesh.fsdp * mesh.tensor
     flops = family_of(run.model).training_flops(run.model, batch_sizes(run, run.data.batch))
     compute = slowdown * flops / devices / chip.bf16
+    # Bytes that a device sends, by the axes of the mesh: gradients over data, layers and gradients over fsdp,
+    # activations over tensor.
     own = parameters * 4 / mesh.tensor
     sent = 2 * own / mesh.fsdp if mesh.data > 1 else 0.0  # gradients are summed over copies
     if mesh.fsdp > 1:

@@ -1,4 +1,4 @@
-"""The text or the examples of a run, and its tokenizer: opened if an earlier start has left them, else made."""
+"""Opens the text or the examples of a run, and its tokenizer, or makes them where no earlier start has."""
 
 import contextlib
 import logging
@@ -32,8 +32,14 @@ logger = logging.getLogger(__name__)
 def open_data(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokenizer, Shards | ExampleStore]:
     """Returns the run's tokenizer and its tokenised text or examples, making what does not exist yet.
 
-    `cancel` may raise to stop it. Raises DataError for damaged or missing text or vocabulary, ConfigError for those
-    that do not fit the run.
+    Args:
+        run: the settings; `task.kind` says whether it reads text or examples.
+        directory: the run's folder.
+        cancel: may raise to stop the work.
+
+    Raises:
+        DataError: when text or vocabulary are damaged or missing.
+        ConfigError: when they do not fit the run.
     """
     return (_open_shards if run.task.kind == "off" else _open_examples)(run, directory, cancel)
 
@@ -43,6 +49,7 @@ def _open_examples(run: Run, directory: Path, cancel: CancelToken) -> tuple[Toke
         raise ConfigError("data.path is text to pretrain on; give a task's examples as --task.train and --task.dev")
     if not run.task.train:
         raise ConfigError("task.train is empty; give the examples to learn from: --task.train FILE")
+    # An earlier start encoded the examples: they count, if the files are still the same.
     folder = directory / "data"
     if folder.exists():
         store = ExampleStore.open(folder)
@@ -55,10 +62,13 @@ def _open_examples(run: Run, directory: Path, cancel: CancelToken) -> tuple[Toke
         tokenizer = load_tokenizer(directory / "tokenizer", run.data.lowercase)
     else:
         tokenizer = _tokenizer(run, directory, cancel)
+        # Before the work: encoding may take minutes, and ids that the model has no row for would be found at its end.
         check_tokenizer(run, tokenizer)
         store = encode(run.task, tokenizer, folder, cancel, length=run.data.length, context=run.data.context)
+    # Ids mean nothing without their vocabulary.
     if store.index["tokenizer"] != tokenizer.fingerprint:
         raise ConfigError(f"{folder} was encoded with another vocabulary than {directory / 'tokenizer'}; put it back")
+    # Entity F1 needs tags like B-PER and I-PER; without them accuracy is all there is.
     if store.kind == "tag" and (line := why_no_entities(store.labels)):
         logger.warning(line)
     return tokenizer, store
@@ -66,7 +76,9 @@ def _open_examples(run: Run, directory: Path, cancel: CancelToken) -> tuple[Toke
 
 def _open_shards(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokenizer, Shards]:
     shards, tokenizer = _resolve_shards(run, directory, cancel)
+    # A run that has started keeps its vocabulary, even if its kind is no longer offered to new ones.
     started = (directory / "tokenizer").exists()
+    # In this order each message names the first thing that is wrong: family, kind of vocabulary, then its content.
     check_stream(run, shards)
     if not started:
         check_tokenizer_kind(run, tokenizer.kind)
@@ -81,6 +93,7 @@ def _resolve_shards(run: Run, directory: Path, cancel: CancelToken) -> tuple[Sha
     """Returns the tokenised text and its tokenizer: of `contexture prepare`, of an earlier start, or made now."""
     prepared, own = _prepared_folder(run), directory / "data"
     if prepared is not None:
+        # `contexture prepare` has held out already; an option now would have no effect.
         if run.data.dev or run.data.dev_fraction:
             raise ConfigError(
                 f"{prepared} was prepared with what it holds out; leave data.dev and data.dev-fraction out"
@@ -92,6 +105,7 @@ def _resolve_shards(run: Run, directory: Path, cancel: CancelToken) -> tuple[Sha
         if changed := shards.sources_changed(run.data):
             raise ConfigError(f"{directory}: {changed}; put the text back, or give another --dir")
         return shards, load_tokenizer(directory / "tokenizer", run.data.lowercase)
+    # A new run: learn a vocabulary if none is given, then tokenise into RUN/data.
     sources = expand(run.data.path, "data.path")
     expand(run.data.dev, "data.dev") if run.data.dev else None  # refused before a vocabulary is learned
     tokenizer = _tokenizer(run, directory, cancel)
@@ -124,6 +138,7 @@ def check_agreement(run: Run, shards: Shards, tokenizer: Tokenizer) -> None:
     # A vocabulary that has no such property agrees with any option.
     lowercase = tokenizer.lowercase if isinstance(tokenizer, WordPiece) else config.lowercase
     splitter = tokenizer.split if isinstance(tokenizer, Words) else config.word_splitter
+    # What the shards were prepared with depends on the stream: a BERT and an ELMo read sentences, a GPT documents.
     sentences = ("split_sentences", shards.index["split_sentences"])
     of_stream = {"sentence_pairs": sentences, "windows": ("documents", shards.documents), "lanes": sentences}
     for name, was in (("lowercase", lowercase), ("word_splitter", splitter), of_stream[shards.stream]):
@@ -146,6 +161,7 @@ def check_text(run: Run, directory: Path) -> None:
         and not (directory / "run.json").exists()
         and _prepared_folder(run) is None
     ):
+        # The first bytes of each file are enough to refuse a picture or another encoding in time.
         check_beginnings(expand(run.data.path, "data.path"))
         check_beginnings(expand(run.data.dev, "data.dev") if run.data.dev else [])
         if run.data.tokenizer and not Path(run.data.tokenizer).exists():
@@ -157,6 +173,7 @@ def _prepared_folder(run: Run) -> Path | None:
     """Returns the folder of `contexture prepare` that data.path names, or None."""
     if not run.data.path:
         raise ConfigError("data.path is empty; give the text to train on: --data.path FILE… or a folder")
+    # Told by its index file: any other folder is one of *.txt and *.jsonl.
     first = Path(run.data.path[0])
     return first if len(run.data.path) == 1 and Shards.is_at(first) else None
 
@@ -171,8 +188,10 @@ def _tokenizer(run: Run, directory: Path, cancel: CancelToken) -> Tokenizer:
                 f"{run.init.run} is a run of the family {source.run.family}, and this model one of {run.family}; "
                 "begin from a run of the same family"
             )
+        # The embeddings that are taken over belong to these ids.
         tokenizer = read_tokenizer(Path(run.init.run), source)
         if run.task.kind != "off":
+            # A GPT's task adds start, delimiter and extract tokens behind the vocabulary (Radford et al. 2018).
             tokenizer = run.text.with_task_tokens(tokenizer)
         _keep_tokenizer(tokenizer, directory)
         return tokenizer
@@ -180,6 +199,7 @@ def _tokenizer(run: Run, directory: Path, cancel: CancelToken) -> Tokenizer:
         tokenizer = load_tokenizer(run.data.tokenizer, run.data.lowercase, run.data.word_splitter)
         check_tokenizer_kind(run, tokenizer.kind)
         return tokenizer
+    # Neither a run nor a vocabulary is given: learn one from the text, of the recipe's kind and size.
     files, data = expand(run.data.path, "data.path"), run.data
     check_tokenizer_kind(run, data.vocabulary)
     logger.info(f"learning a vocabulary of at most {run.model.vocab} tokens ({data.vocabulary})")
@@ -200,6 +220,7 @@ def _keep_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
     with contextlib.suppress(DataError):
         tokenizer.save(directory / "tokenizer")
         return
+    # run.json has a tokenizer's fingerprint, or a checkpoint exists: something was trained with it.
     known = (directory / "run.json").exists() and run_file.read(directory).tokenizer
     if known or any((directory / "checkpoints").glob("[0-9]*")):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Divergence: whether training has made a model worse than a guess, by its first and its last losses."""
+"""Divergence: tells by the first and the last losses whether training has made a model worse than a guess."""
 
 import math
 from collections import deque
@@ -13,16 +13,18 @@ from contexture.train.settings.run_file import read
 
 _LAST_STEPS = 10
 FAR, FAR_IN_REGRESSION = 2.0, 100.0
-"""How many times the first loss, and the loss of a guess, the last loss may be. Few labels that are far from the others
-make the squared errors of small batches differ much: a regression may be ten times as far from its labels."""
+"""The last loss may be this many times the first one, and the loss of a guess. A few outliers among the labels make the
+squared errors of small batches differ much: a regression may be ten times as far from its labels, 100 in squares."""
 
 
 def uniform_loss(run: Run, classes: int) -> float:
-    """Returns the loss in nats of a model that gives every class the same probability; of a task, a lower bound."""
+    """Returns the loss in nats of a model that gives every class the same probability; for a task, a lower bound."""
     words = math.log(run.model.vocab)
+    # BERT adds log 2, a guess at the next sentence. For a biLM twice log V is generous: its loss is half of the sum.
     lm = {"mlm_nsp": words + math.log(2), "lm": words, "bilm": 2 * words}
     if run.objective in lm:
         return lm[run.objective]
+    # A task with its words' loss on top (task.lm-weight); a regression does not come here.
     return math.log(max(classes, 2)) + run.task.lm_weight * words
 
 
@@ -35,6 +37,7 @@ def diverged_loss(
     before any update. The last mean has diverged where it is `far` times the first loss and `far` times the guess. A
     fine-tuned model may begin far below the guess, so that a rise alone is no alarm.
     """
+    # The first and the last ten losses, in one pass and a few numbers of memory.
     first: float | None = None
     last: deque[float] = deque(maxlen=_LAST_STEPS)
     for record in records:
@@ -45,6 +48,7 @@ def diverged_loss(
                 last.append(float(loss))
     if first is None or not last:
         return None
+    # Both must be exceeded: a fine-tuned model starts far below a guess, and a bad start may be far above it.
     mean = sum(last) / len(last)
     return (first, mean) if mean > far * max(first, guess) else None
 
@@ -53,6 +57,7 @@ def check_not_diverged(folder: Path) -> None:
     """Raises Diverged if training has made the run in `folder` worse than a guess."""
     record = read(folder)
     if record.run.objective == "regress":
+        # The variance of the labels is the squared error of always answering their mean.
         guess, far = ExampleStore.open(folder / "data").splits["train"].answers().var(), FAR_IN_REGRESSION
     else:
         guess, far = uniform_loss(record.run, len(record.labels)), FAR

@@ -29,11 +29,15 @@ logger = logging.getLogger(__name__)
 def lock_run_dir(directory: Path) -> IO[str]:
     """Makes the folder and locks it, so that no second run writes into it.
 
-    The lock lasts as long as the file that is returned is open. Raises ConfigError if another process holds it, or if
-    the folder is no run's, CheckpointError if it cannot be written.
+    The lock lasts as long as the returned file is open.
+
+    Raises:
+        ConfigError: when another process holds the lock, or the folder belongs to no run.
+        CheckpointError: when the folder cannot be written.
     """
     if is_bucket(directory):
         raise ConfigError(f"dir={directory}: buckets are not supported yet; give a folder on a disk of this machine")
+    # flock, and the renames that keep files whole, are promises of a file system, not of a bucket.
     check_run_path(directory)
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"{directory} is a file; give a folder as --dir")
@@ -41,12 +45,15 @@ def lock_run_dir(directory: Path) -> IO[str]:
     saved = directory / "checkpoints"
     if saved.is_symlink() and not saved.exists():
         raise ConfigError(f"{saved} is a link to {os.readlink(saved)}, which is not there; mount that disk first")
-    # A folder without run.json may hold what a start that was killed has left; anything else is somebody's files.
+    # A folder without run.json may hold the rest of a start that was killed; anything else is somebody's files, and
+    # nothing is trained among them.
     if directory.is_dir() and not (directory / "run.json").exists():
         present = [entry.name for entry in directory.iterdir()]
+        # log.txt and inputs are written before run.json; partial files are what a kill leaves.
         others = sorted(
             name for name in present if name not in ("lock", LOG, INPUTS) and partial_of(name) not in _WRITTEN
         )
+        # A file that is called lock, but that no run has written.
         if (directory / "lock").is_file() and not _is_lock(directory / "lock"):
             others.append("lock")
         if others:
@@ -55,22 +62,27 @@ def lock_run_dir(directory: Path) -> IO[str]:
                 "it is no run's folder; give a new or an empty --dir"
             )
     lock = lock_folder(directory)
+    # Unfinished files of a process that was killed: the lock is held, so nobody is writing them now.
     remove_partials(directory, _WRITTEN)
     return lock
 
 
 def lock_folder(directory: Path) -> IO[str]:
-    """Makes a folder and locks it, as long as the file that is returned is open.
+    """Makes a folder and locks it for as long as the returned file is open.
 
-    Raises ConfigError if another process holds the lock, CheckpointError if the folder cannot be written.
+    Raises:
+        ConfigError: when another process holds the lock.
+        CheckpointError: when the folder cannot be written.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        # a+ neither truncates nor needs the file: its text names the holder until the lock is ours.
         lock = open(directory / "lock", "a+", encoding="utf-8")
     except OSError as error:
         raise CheckpointError(f"{directory} cannot be written: {error.strerror}; give another --dir") from None
     # flock is released by the system when the process ends, however it ends: no lock can outlive its run.
     if not _locked(lock) and not (time.sleep(_GLANCE) or _locked(lock)):
+        # a+ opens at the end; the first line names the process that holds the lock.
         lock.seek(0)
         holder = lock.readline().strip() or "another process"
         lock.close()
@@ -92,10 +104,11 @@ def _locked(lock: IO[str]) -> bool:
 
 
 def holder_of(directory: Path) -> str:
-    """Returns who trains in a folder now, "process 4711 on host", or "". Holds the lock for a moment at most."""
+    """Returns who trains in a folder now, "process 4711 on host", or "". Holds a shared lock for a moment at most."""
     try:
         with open(directory / "lock", encoding="utf-8") as lock:
             try:
+                # Shared: two commands may look at once. Closing the file gives the lock back.
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
                 return lock.readline().strip() or "another process"
@@ -111,8 +124,9 @@ def _is_lock(file: Path) -> bool:
 
 
 def token(directory: Path) -> str:
-    """Returns the token that the holder wrote into the folder: processes that read the same see the same folder."""
+    """Returns the token that the holder wrote into the lock: processes that read the same one see the same folder."""
     try:
+        # Its second line; the first one is for people.
         return (directory / "lock").read_text("utf-8").partition("\n")[2].strip()
     except OSError:
         return ""
@@ -120,6 +134,7 @@ def token(directory: Path) -> str:
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the libraries that a run's numbers may depend on."""
+    # Compared between the processes of a job, and kept in run.json to explain other numbers on another day.
     versions = {"python": platform.python_version()}
     libraries = "jax jaxlib flax optax orbax-checkpoint grain tokenizers sentencepiece ftfy numpy"
     for name in ("contexture", *libraries.split()):
@@ -131,11 +146,11 @@ def versions() -> dict[str, str]:
 
 
 _GLANCE = 0.1
-"""Seconds after which a lock is tried again: `holder_of` may have looked at it just then."""
+"""Seconds before a lock is tried a second time: `holder_of` may have held it just then."""
 INPUTS = "inputs"
 """The folder of a run for examples that were given in Python; written before the run starts."""
 LOG = "log.txt"
-"""What a training has said, of all its starts."""
+"""The log of a training, over all its starts."""
 _OF_A_RUN = [
     "tokenizer",
     "data",
@@ -150,14 +165,15 @@ _OF_A_RUN = [
     "trackers.json",
     "wandb",
 ]
-"""What a run keeps in its folder beside run.json and the lock."""
+"""The files and folders of a run, apart from run.json and the lock."""
+# Names whose partial files (temporary names, renamed once whole) a killed start may have left.
 _WRITTEN = ["run.json", *_OF_A_RUN]
 
 
 def open_or_create(run: Run, directory: Path) -> RunRecord | None:
     """Returns the record of the run that was started here; for a new run writes run.json and returns None.
 
-    Settings other than those of run.json are refused once there is a checkpoint. Before that, all that the folder holds
+    Settings that differ from run.json's are refused once there is a checkpoint. Before that, all that the folder holds
     is moved aside and the run starts over: nothing is ever deleted. With the same settings, the vocabulary and the
     tokenised text of a start that was stopped are used again. They are checked against their digests when they are
     opened, and a checkpoint's fingerprint against both.
@@ -174,12 +190,15 @@ def open_or_create(run: Run, directory: Path) -> RunRecord | None:
             if applies:
                 raise ConfigError(f"{directory} was {why}: begin from it, {begin} {directory}, and give another --dir")
         run = run_file.with_data_facts(run, words=old.words, pair=old.pair)
+    # fixed: settings that make a run's numbers; all others (steps, mesh, logging, …) may change between two starts.
     changes = changed_fields(run, old) if old else {}
     fixed = [name for name in changes if not run_file.may_change(name)]
     trained = any((directory / "checkpoints").glob("[0-9]*"))
+    # New, or of other settings before any checkpoint: start over.
     if existing is None or (fixed and not trained):
         if existing is not None:
             aside = move_aside(directory, _OF_A_RUN, "earlier")
+            # The old settings go with the old files; run.json itself is overwritten below.
             if aside:
                 shutil.copy2(directory / "run.json", aside)
             where = f"; moved what it held to {aside}" if aside else ""
@@ -188,11 +207,12 @@ def open_or_create(run: Run, directory: Path) -> RunRecord | None:
             )
         run_file.write(directory, RunRecord(run=run, versions=versions()))
         return None
+    # The first difference is named in the words of the command line, so that it can be typed as it was.
     if fixed:
         new, was = (as_option(fixed[0], value) for value in changes[fixed[0]])
         new = new.removeprefix(f"{flag(fixed[0])} ")
         raise ConfigError(f"{directory} holds a run with {was}, not {new}; give {was}, or another --dir")
-    # Until data exists, nothing depends on the length. Steps of one run and epochs of another are compared later, when
+    # Until data exists, nothing depends on the length of the run. Steps now and epochs before are compared later, once
     # epochs are steps: check_not_shortened.
     for name in ("steps", "epochs") if old and old.data else ():
         if 0 < getattr(run, name) < getattr(existing, name):
@@ -207,10 +227,10 @@ def open_or_create(run: Run, directory: Path) -> RunRecord | None:
 
 
 def changed_fields(run: Run, record: RunRecord) -> dict[str, tuple[object, object]]:
-    """Returns the fields in which a run differs from the one of a record: name → (run's value, the record's)."""
+    """Returns the fields in which a run differs from a record: name → (the run's value, the record's)."""
     run, existing = run_file.with_data_facts(run, words=record.words, pair=record.pair), record.run
     changes = run_file.difference(run, existing)
-    # 0 follows the length: two runs may differ in the option and not in the number.
+    # 0 means a fraction of the length, so two runs may differ in the option and still mask as many tokens.
     if "data.max_predictions" in changes:
         new, was = run_file.predictions_of(run), run_file.predictions_of(existing)
         changes["data.max_predictions"] = (new, was)
@@ -220,7 +240,8 @@ def changed_fields(run: Run, record: RunRecord) -> dict[str, tuple[object, objec
 
 
 def check_not_shortened(run: Run, directory: Path, old: RunRecord | None, examples_per_epoch: int) -> None:
-    """Raises ConfigError if the run, its epochs in steps, ends before the existing one or its newest checkpoint."""
+    """Raises ConfigError if the run, in steps, ends before the existing one or before its newest checkpoint."""
+    # Shorter is refused: the schedule has gone further already, and a checkpoint cannot be taken back.
     length = resolve_schedule(run, examples_per_epoch).steps
     if old and old.data:
         existing = resolve_schedule(old.run, examples_per_epoch).steps
@@ -241,6 +262,7 @@ def flag(name: str) -> str:
 def as_option(name: str, value: object) -> str:
     """Returns a setting as the command line takes it: --data.dev a b, --init.random, --data.no-lowercase;
     no --data.dev where it is empty."""
+    # tyro negates the last part of a name: data.lowercase → --data.no-lowercase.
     section, dot, last = name.replace("_", "-").rpartition(".")
     if isinstance(value, bool):
         return f"--{section}{dot}{last if value else f'no-{last}'}"
@@ -256,7 +278,20 @@ def write_run_json(
     old: RunRecord | None,
     total_steps: int = 0,
 ) -> None:
-    """Writes run.json. Raises ConfigError if tokenizer or data are not those that the run was started with."""
+    """Writes run.json with the facts of the data.
+
+    Args:
+        directory: the run's folder.
+        run: its settings.
+        tokenizer: gives its fingerprint, and the size of an ELMo's vocabulary.
+        data: gives its fingerprint, and the labels of a task.
+        old: the record of an earlier start; None for a new run.
+        total_steps: length of the run in steps, its epochs counted out.
+
+    Raises:
+        ConfigError: when tokenizer or data differ from those that the run was started with.
+    """
+    # "" in the old record: it was written before there were tokenizer or data.
     for name, now in (("tokenizer", tokenizer.fingerprint), ("data", data.fingerprint)):
         was = getattr(old, name, "")
         if was not in ("", now):
@@ -268,7 +303,7 @@ def write_run_json(
     record = RunRecord(run=run, versions=versions(), **facts)
     if isinstance(data, ExampleStore):
         record = dataclasses.replace(record, labels=data.labels, counts=data.counts, pair=data.pair)
-    # A vocabulary of which the model has the words in its softmax alone, so that run.json must say how many they are.
+    # An ELMo reads characters: only its softmax has a row for each word, so run.json must say how many there are.
     if run.text.reads_characters:
         record = dataclasses.replace(record, words=tokenizer.size)
     run_file.write(directory, record)
@@ -293,4 +328,5 @@ def steps(directory: Path) -> list[int]:
     if not directory.is_dir():
         return []
     folders = (entry.name for entry in directory.iterdir() if entry.is_dir())
+    # As numbers: 10 comes after 9. A folder that Orbax is still writing has a suffix and is left out.
     return sorted(int(name) for name in folders if re.fullmatch("[0-9]+", name))

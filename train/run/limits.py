@@ -1,4 +1,4 @@
-"""What the system allows this process: checked before native code meets a limit, which it answers with an abort."""
+"""The system's limits on this process, checked before native code meets one and aborts."""
 
 import contextlib
 import resource
@@ -13,9 +13,9 @@ _ENOUGH_FILES = 1 << 16
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Returns the bytes that Linux has left for this process before it ends one; None on other systems.
+    """Returns the bytes that Linux has left before it kills a process; None on other systems.
 
-    The least of the machine's and, in a container, of its control group's. root: of the system's files.
+    The smaller of the machine's and, in a container, of its control group's. root: where the system's files are.
     """
     available = []
     with contextlib.suppress(OSError, StopIteration):
@@ -24,13 +24,16 @@ def available_memory(root: Path = Path("/")) -> int | None:
     group = root / "sys/fs/cgroup"
     with contextlib.suppress(OSError, ValueError):  # `max`: no limit
         used = int((group / "memory.current").read_text())
+        # The kernel counts cached files as used, and drops inactive ones when memory is short.
         cached = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        # memory.max is `max` without a limit, which is no integer: the machine's figure counts alone.
         available.append(int((group / "memory.max").read_text()) - used + int(cached.get("inactive_file", 0)))
     return max(min(available), 0) if available else None
 
 
 def check_address_space() -> None:
     """Raises MemoryError if the address space is too small for jax to begin."""
+    # RLIM_INFINITY is -1: no limit.
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if 0 <= space < LEAST_ADDRESS_SPACE:
         raise MemoryError(
@@ -40,8 +43,10 @@ def check_address_space() -> None:
 
 
 def check_limits() -> None:
-    """Raises MemoryError or OSError if address space or file descriptors are too few to begin; takes the
-    descriptors that the system would give when asked."""
+    """Raises MemoryError or OSError if address space or file descriptors are too few to begin.
+
+    Raises the soft limit of descriptors as far as the system allows it.
+    """
     check_address_space()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < LEAST_OPEN_FILES:
@@ -49,6 +54,7 @@ def check_limits() -> None:
             f"too many open files would be needed: this process may have {hard} (ulimit -n); "
             f"allow {LEAST_OPEN_FILES} at least"
         )
+    # Any process may raise its soft limit up to the hard one. Many shells start with 1,024 or 256.
     enough = _ENOUGH_FILES if hard < 0 else min(hard, _ENOUGH_FILES)
     if 0 <= soft < enough:
         with contextlib.suppress(OSError, ValueError):

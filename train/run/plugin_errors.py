@@ -1,8 +1,8 @@
 """Errors of jax's plug-ins: one line for NVIDIA GPUs, and none for TPUs where there is no TPU.
 
-jax starts every plug-in that is installed, and logs a traceback of each that fails. The compilers for GPUs that
+jax starts every plug-in that is installed, and logs a traceback for each that fails. The compilers for GPUs that
 `contexture plan` needs are such a plug-in, and it fails on every machine without a GPU. Its compiler for TPUs, libtpu,
-writes on stderr that it cannot learn which TPU it is on.
+writes on stderr that it cannot find out which TPU it is on.
 """
 
 import contextlib
@@ -14,22 +14,23 @@ from pathlib import Path
 
 logger = logging.getLogger("contexture")
 _GPU_FILES = ("/dev/nvidia[0-9]*", "/dev/dxg")
-"""One of them is there with an NVIDIA GPU; a container may have the fourth GPU alone. The last: under Windows."""
+"""Patterns, one of which exists with an NVIDIA GPU. A container may have nvidia3 alone; dxg is Windows' (WSL)."""
 _PCI_DEVICES = "/sys/bus/pci/devices/*"
 _GOOGLE = "0x1ae0"
 _DISKS_AND_NETWORKS = ("0x01", "0x02")
-"""Google makes these too, for the virtual machines of its cloud."""
+"""PCI classes of devices that Google makes too, for the virtual machines of its cloud, and that are no TPUs."""
 _ONE_HOST = {"TPU_HOST_BOUNDS": "1,1,1", "TPU_WORKER_HOSTNAMES": "localhost"}
-"""What libtpu asks the cloud for, and reports as an error where no cloud answers."""
+"""Answers to what libtpu asks Google's metadata server; where none answers it reports an error."""
 
 
 class PluginErrors(logging.Filter):
-    """Takes that plug-in's tracebacks out of a log; on a machine with a GPU a warning takes their place."""
+    """Removes the GPU plug-in's tracebacks from a log; on a machine with a GPU a one-line warning replaces them."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether a message stays as it is."""
+        """Returns whether a message is logged unchanged."""
         if not record.exc_info or "cuda" not in record.getMessage():
             return True
+        # A GPU that jax cannot use is worth a line; without one the failure is expected.
         if has_gpu():
             lines = str(record.exc_info[1]).splitlines()
             why = next((line for line in lines if line.strip()), type(record.exc_info[1]).__name__)
@@ -41,14 +42,16 @@ class PluginErrors(logging.Filter):
 
 
 def has_gpu() -> bool:
-    """Returns whether this machine has an NVIDIA GPU, whatever jax makes of it."""
+    """Returns whether this machine has an NVIDIA GPU, usable by jax or not."""
     return any(map(glob.glob, _GPU_FILES))
 
 
 def may_have_tpu() -> bool:
     """Returns whether a device of this machine may be a TPU, or the user says that there is one."""
+    # The user's word counts more than the bus: a TPU may be reached in other ways.
     if "JAX_FORCE_TPU_INIT" in os.environ or "tpu" in os.environ.get("JAX_PLATFORMS", ""):
         return True
+    # TPU cards are PCI devices of Google's.
     return any(
         _read(f"{device}/vendor") == _GOOGLE and not _read(f"{device}/class").startswith(_DISKS_AND_NETWORKS)
         for device in glob.glob(_PCI_DEVICES)
@@ -58,16 +61,19 @@ def may_have_tpu() -> bool:
 def _read(path: str) -> str:
     try:
         return Path(path).read_text().strip()
+    # No such file, or none that a container may read: unknown, which is no TPU.
     except OSError:
         return ""
 
 
 @contextlib.contextmanager
 def plugin_errors_in_one_line() -> Iterator[None]:
-    """Within the block, a plug-in for GPUs that jax cannot start is no traceback. Without a TPU libtpu is silent."""
+    """Within the block, a GPU plug-in that fails logs no traceback, and libtpu is silent on machines without a TPU."""
     log, errors = logging.getLogger("jax._src.xla_bridge"), PluginErrors()
+    # Only what the user has not set, and only for this block: on a real TPU these values would hide other hosts.
     added = {} if may_have_tpu() else {name: value for name, value in _ONE_HOST.items() if name not in os.environ}
     os.environ.update(added)
+    # jax starts the plug-ins when devices are first asked for, and logs from this module.
     log.addFilter(errors)
     try:
         yield

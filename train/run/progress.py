@@ -1,4 +1,4 @@
-"""Shows how a run gets on: a progress bar on a terminal and in a notebook, else a line every few seconds."""
+"""Shows the progress of a run: a bar on a terminal and in a notebook, else a line every few seconds."""
 
 import contextlib
 import io
@@ -20,7 +20,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 _WIDE = 90
 """Columns from which a terminal has room for a long bar."""
 
-# Of a bar that has no room for all, the first ones are shown.
+# In order of importance: a bar that has no room for all shows the first ones.
 _SHOWN = {
     "loss": "loss {:.4f}",
     "accuracy": "accuracy {:.1%}",
@@ -35,21 +35,23 @@ _SHOWN = {
     "data_wait": "waits for data {:.0%}",
 }
 _UNREMARKABLE = {"data_wait": 0.05}
-"""A figure is left out of what is shown up to this value. metrics.jsonl has it all the same."""
+"""Figure → the value up to which it is not worth showing. metrics.jsonl has it all the same."""
 
 
 def figures_of(record: Mapping[str, Any], metric: str = "loss") -> list[str]:
     """Returns a record's figures for people, the most important first: ["loss 6.4491", "3,417 tokens/s", …].
 
-    metric: one that is shown in any case, since it decides which checkpoint is the best.
+    metric: shown in any case, since it decides which checkpoint is the best.
     """
     shown = [
         form.format(record[name])
         for name, form in _SHOWN.items()
         if record.get(name) is not None and not record[name] <= _UNREMARKABLE.get(name, float("-inf"))
     ]
+    # NaN and inf are null in a record.
     if record.get("loss") is None:
         shown.insert(0, "loss not finite, step skipped")
+    # Right behind the loss.
     if metric not in _SHOWN and record.get(metric) is not None:
         shown.insert(1, f"{metric} {record[metric]:.4g}")
     if record.get("skipped"):
@@ -69,7 +71,7 @@ class _Step(ProgressColumn):
 
 
 class _Figures(ProgressColumn):
-    """As many figures as one line of the terminal has room for, and the time left."""
+    """The figures that fit into one line of the terminal, and the time left."""
 
     max_refresh = 0.25
 
@@ -80,10 +82,12 @@ class _Figures(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Draws "loss 6.4491, 3,417 tokens/s, 0:02:05 left"."""
         busy_since = task.fields["busy_since"]  # when work other than training steps started
+        # Compiling or evaluating: one word and a clock, in place of figures that stand still.
         if busy_since is not None:
             return Text(f"{task.fields['figures'][0]} {duration(time.monotonic() - busy_since)}", no_wrap=True)
         left = task.fields["seconds_left"]
         end = f"{duration(left)} left" if left else ""
+        # A bar that wraps would leave a trail of lines: figures that do not fit are left out, whole.
         room = self._console.width - len(f"step {task.completed:.0f}/{task.total or 0:.0f}") - bar_width(self._console)
         room -= len(end) + 5  # the blanks between columns, and the last column, which stays empty
         shown: list[str] = []
@@ -100,16 +104,18 @@ def bar_width(console: Console) -> int:
 
 
 class _NotebookProgress(Progress):
-    """The bar as one output of a notebook's cell, which is replaced in place; the file keeps the last.
+    """The bar as one output of a notebook's cell, which is replaced in place; the file keeps the last one.
 
     rich's own bar needs ipywidgets, and its outputs cannot be read where no kernel runs.
     """
 
     def __init__(self, *columns: ProgressColumn, console: Console) -> None:
+        # A console that nobody sees: rich draws the bar on it, and its text becomes the output of the cell.
         self._page = Console(file=io.StringIO(), width=console.width, color_system=None, force_jupyter=False)
         super().__init__(*columns, console=self._page, auto_refresh=False)
         self._output: Any = None
         self._stopped = threading.Event()
+        # A thread of its own keeps the clock running while the main thread compiles.
         self._clock = threading.Thread(target=self._tick, name="progress bar", daemon=True)
 
     def _drawn(self) -> dict[str, str]:
@@ -130,11 +136,13 @@ class _NotebookProgress(Progress):
             self._output.update(self._drawn(), raw=True)
 
     def _tick(self) -> None:
+        # Twice a second, as an output of a notebook is sent to the browser each time.
         while not self._stopped.wait(0.5):
             self.refresh()
 
     def stop(self) -> None:
         """Draws the bar a last time."""
+        # The clock first: it would draw over the last state.
         self._stopped.set()
         self._clock.join()
         self.refresh()
@@ -146,7 +154,9 @@ class ProgressDisplay:
     def __init__(self, console: Console, steps: int, done: int, metric: str = "loss") -> None:
         self._steps, self._metric, self._last_line = steps, metric, 0.0
         self._bar: Progress | None = None
+        # rich's number of the bar; there is one.
         self._task = TaskID(0)
+        # A notebook's console calls itself a terminal as well (`console`).
         if console.is_terminal:
             columns = (_Step(), BarColumn(bar_width=bar_width(console)), _Figures(console))
             drawn_by = _NotebookProgress if in_notebook() else Progress
@@ -159,6 +169,7 @@ class ProgressDisplay:
     def show(self, record: Mapping[str, Any]) -> None:
         """Shows the newest record; held-out figures always, training steps at most every few seconds."""
         figures, step, trains = figures_of(record, self._metric), record["step"], record["split"] == "train"
+        # With a bar, training steps move it, and held-out figures are printed as lines above it.
         if self._bar is not None and trains:
             self._bar.update(self._task, completed=step, figures=figures, seconds_left=record.get("seconds_left"))
         elif not trains or step >= self._steps or time.monotonic() - self._last_line > _SECONDS_BETWEEN_LINES:
@@ -172,6 +183,7 @@ class ProgressDisplay:
     @contextlib.contextmanager
     def busy(self, what: str) -> Iterator[None]:
         """Shows that the run is at other work than training steps, with the time that it takes."""
+        # Without a bar there is nothing to animate; a line for each evaluation is printed with its figures.
         if self._bar is None:
             yield
             return

@@ -1,7 +1,7 @@
 """SIGTERM and Ctrl-C. Needs no jax.
 
-What has something to save listens (`Signals`): a signal is noted, and answered between two steps. All else of a command
-(imports, compilers, what is short) ends at once, with the same line and exit code (`end_at_once`).
+Work that has something to save listens (`Signals`): a signal is noted, and answered between two steps. All else of a
+command (imports, compilers, short commands) ends at once, with the same line and exit code (`end_at_once`).
 """
 
 import contextlib
@@ -17,12 +17,13 @@ from contexture.data.storage import remove_unfinished
 
 STOPPED = "stopped; the same command starts again"
 NOTHING_WRITTEN = "stopped, nothing was written; the same command starts again"
+# 75 is EX_TEMPFAIL (sysexits.h): a scheduler may start the command again. 130 is the shell's 128 + SIGINT.
 EXIT_CODE = {signal.SIGTERM: 75, signal.SIGINT: 130}
 NAME = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}
 
 
 class Interrupted(BaseException):
-    """The run was asked to stop, and its work until then is saved. No `except Exception` takes it for a failure."""
+    """The run was asked to stop, and its work so far is saved. No `except Exception` takes it for a failure."""
 
     def __init__(self, number: int, state: str) -> None:
         super().__init__(f"{NAME[signal.Signals(number)]}: {state}")
@@ -30,8 +31,8 @@ class Interrupted(BaseException):
 
 
 def end_at_once() -> None:
-    """Has SIGTERM and Ctrl-C end this process wherever no `Signals` listens: one line, exit code 75 or 130, and no
-    partial file. For the command line, whose process is its own.
+    """Makes SIGTERM and Ctrl-C end this process wherever no `Signals` listens: one line, exit code 75 or 130, and no
+    partial file. For the command line, which owns its process.
 
     Not by an exception: raised in a callback of jax or in a destructor it is ignored, and the command goes on, or C++
     aborts. Nor by Python's handler alone, which waits until a compiler returns: a thread reads the signals' numbers.
@@ -41,6 +42,7 @@ def end_at_once() -> None:
     for number in EXIT_CODE:
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup, or a shell's `&` in a script, leaves it
             signal.signal(number, _end)
+    # C's handler writes the number of each signal into the pipe at once, also while Python's cannot run.
     pipe, to_pipe = os.pipe()
     os.set_blocking(to_pipe, False)
     signal.set_wakeup_fd(to_pipe, warn_on_full_buffer=False)
@@ -57,6 +59,7 @@ _ender: list[int] = []
 
 def _watch(pipe: int) -> None:
     while received := os.read(pipe, 1):
+        # Someone else listens (`Signals`, a library): the number is theirs to answer.
         if signal.getsignal(received[0]) is _end:
             _end(received[0])
 
@@ -67,8 +70,10 @@ def _end(number: int, frame: types.FrameType | None = None) -> NoReturn:
     # A second signal comes here within the first one's work, and ends that.
     again, _ender[:] = bool(_ender), [threading.get_ident()]
     try:
+        # Files under temporary names; a second signal does not wait for their removal.
         if not again:
             remove_unfinished()
+        # os.write and os._exit only: print and the interpreter's exit take locks that the broken thread may hold.
         os.write(_terminal[0], f"{NAME[signal.Signals(number)]}: {STOPPED}\n".encode())
     finally:  # also where nothing can be removed, or nobody reads what is said
         os._exit(EXIT_CODE[signal.Signals(number)])
@@ -77,15 +82,16 @@ def _end(number: int, frame: types.FrameType | None = None) -> NoReturn:
 class Signals(CancelToken):
     """Listens for signals from creation to close.
 
-    A signal is only noted: raised anywhere, it would break into imports and reads. Before training, `check` raises it
-    between two pieces of work. While training, `stop` returns it between two steps, and between two batches of an
-    evaluation. A second signal that is Ctrl-C ends the process.
+    A signal is only noted: an exception raised anywhere would break into imports and reads. Before training, `check`
+    raises it between two pieces of work. While training, `stop` returns it between two steps, and between two batches
+    of an evaluation. A Ctrl-C that comes after another signal ends the process at once.
     """
 
     def __init__(self, state: str = "stopped before training resumed; the same command resumes from there") -> None:
-        """state: the end of the message when `check` stops the work."""
+        """state: the end of the message when `check` stops the work, after the signal's name."""
         self.state = state
         self.received = 0
+        # Of a job of several processes: how often `stop` was called, and the signal that all have agreed on.
         self._together = False
         self._calls = self._agreed = 0
         self._before: dict[int, Any] = {}
@@ -106,6 +112,7 @@ class Signals(CancelToken):
         self._together = True
 
     def _note(self, number: int, frame: types.FrameType | None) -> None:
+        # The first signal decides the exit code.
         again, self.received = self.received, self.received or number
         if again and number == signal.SIGINT:
             _end(number)
@@ -123,6 +130,7 @@ class Signals(CancelToken):
             return self.received
         from jax.experimental import multihost_utils
 
+        # jax agrees on a number of calls at which all processes have stopped; hence `equally often`.
         self._calls += 1
         if not self._agreed and multihost_utils.reached_preemption_sync_point(self._calls):
             self._agreed = self.received or signal.SIGTERM
@@ -140,7 +148,7 @@ class Signals(CancelToken):
         self.close()
 
     def close(self) -> None:
-        """Restores the handlers of before."""
+        """Restores the previous handlers."""
         for number, before in self._before.items():
             signal.signal(number, before)
         self._before = {}
@@ -151,6 +159,6 @@ class _WhileTraining(CancelToken):
         self.signals = signals
 
     def check(self) -> None:
-        """Raises Interrupted if `stop` has a signal."""
+        """Raises Interrupted if `stop` returns a signal."""
         if number := self.signals.stop():
             raise Interrupted(number, self.signals.state)

@@ -1,4 +1,4 @@
-"""How fast a run trains: tokens per second, and how much of the chip's peak (MFU) that is."""
+"""The speed of training: tokens per second, and MFU, the fraction of the chip's peak that the model's FLOPs use."""
 
 import contextlib
 import time
@@ -14,8 +14,8 @@ from contexture.train.settings.run import Run
 
 T = TypeVar("T")
 
-# Dense bf16 peak of one jax device in FLOP/s, without sparsity, by its exact device_kind (the vendors' data sheets; of
-# a V100, which has no bf16, float16). A device of TPU v2 and v3 is a core, half of a chip; one of v7x is one of two
+# Dense bf16 peak of one jax device in FLOP/s, without sparsity, by its exact device_kind, from the vendors' data sheets
+# (float16 for a V100, which has no bf16). A device of TPU v2 and v3 is a core, half of a chip; of v7x, one of the two
 # chiplets.
 PEAK_FLOPS = {
     "NVIDIA B200": 2250e12,
@@ -59,7 +59,7 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 class Device(Protocol):
-    """The facts that are read of a jax device."""
+    """The attributes of a jax device that are read here."""
 
     @property
     def platform(self) -> str: ...
@@ -68,14 +68,15 @@ class Device(Protocol):
 
 
 def unknown_peak(device: Device) -> str:
-    """Returns a warning for an accelerator whose peak is not known, and that has no mfu therefore; else ""."""
+    """Returns a warning for an accelerator whose peak is not known, so that there is no mfu; else ""."""
+    # A CPU has no MFU and nobody expects one.
     if device.platform == "cpu" or peak_flops(device.device_kind) is not None:
         return ""
     return f"the peak FLOP/s of {device.device_kind!r} is not known: there will be no mfu"
 
 
 def activation_floats(run: Run) -> float:
-    """Returns about how many numbers a training step holds at once beside its parameters."""
+    """Returns about how many numbers of activations a training step holds at once, on top of its parameters."""
     return family_of(run.model).activation_floats(run.model, batch_sizes(run, run.data.batch // run.optim.accumulate))
 
 
@@ -85,22 +86,32 @@ class ThroughputMeter:
     def __init__(
         self, run: Run, devices: int, device_kind: str, start: int, length_at: Callable[[int], int] | None = None
     ) -> None:
-        """length_at: the tokens of a step's sequences; None: data.length of all."""
+        """Begins to count at step `start`.
+
+        Args:
+            run: the settings.
+            devices: how many devices share a step.
+            device_kind: their kind, which gives the peak.
+            start: the step that training resumes from.
+            length_at: step → the length of its sequences in tokens; None: data.length for all.
+        """
         self._steps = run.steps
         self._last_time, self._last_step = time.perf_counter(), start
         self._compiled = False
         self._waited = 0.0
+        # With patience every evaluation is followed by a save (session.after_step).
         self._every = {
             "evaluation": run.evaluate.every,
             "save": run.evaluate.every if run.evaluate.patience else run.save.every,
         }
         self._pauses: dict[str, float] = {}
         self._data = run.data
-        # The formula counts a backbone that is trained.
+        # The formula counts a backbone that is trained: with stored features it would promise too much.
         peak = None if run.reads_features else peak_flops(device_kind)
         self._length_at = length_at or (lambda step: run.data.length)
         sizes, training_flops = batch_sizes(run, 1), family_of(run.model).training_flops
-        # Of one sequence of a length: the fraction of a second that all devices need for it at their peak.
+        # length → seconds that all devices together need for one such sequence at their peak. Cached: there are few
+        # lengths, and the formula of a family walks over its configuration.
         self._peak_seconds = lru_cache(
             lambda length: training_flops(run.model, {**sizes, "L": length}) / (peak * devices) if peak else None
         )
@@ -110,21 +121,26 @@ class ThroughputMeter:
         """Leaves the time of this block out of the speed, and counts it for each such pause that is still to come."""
         start = time.perf_counter()
         yield
+        # The clock of the steps starts again after the pause.
         self._last_time, self._waited = time.perf_counter(), 0.0
         self._pauses[kind] = self._last_time - start
 
     def _pauses_left(self, done: int) -> float:
-        """Returns the seconds of the evaluations and saves after step `done`, each as long as the last one; the last
-        step has both. What has not happened yet is not known, and counts nothing."""
+        """Returns the seconds of the evaluations and saves after step `done`, each as long as the latest of its kind.
+
+        The last step has both. A kind of pause that has not happened yet counts nothing.
+        """
         left = 0.0
         for kind, seconds in self._pauses.items():
             every = self._every[kind] or self._steps
+            # Multiples of `every` in (done, steps], and one more if the last step is no multiple.
             left += seconds * (self._steps // every - done // every + (self._steps % every > 0))
         return left
 
     def timed(self, batches: Iterator[T]) -> Iterator[T]:
         """Yields batches, and counts the time that the loop waits for them."""
         while True:
+            # Zero while the reader keeps ahead: a wait means that the data are the bottleneck.
             start = time.perf_counter()
             batch = next(batches, None)
             self._waited += time.perf_counter() - start
@@ -133,28 +149,32 @@ class ThroughputMeter:
             yield batch
 
     def records(self, steps: list[int], fetched: list[Mapping[str, object]]) -> list[Record]:
-        """Returns one record for each step: `step`, `split`, its metrics, tokens_per_second (padding counted), mfu, and
-        data_wait, the share of the time that the loop waited for batches.
+        """Returns one record for each step: `step`, `split`, its metrics, tokens_per_second (with padding), mfu, and
+        data_wait, the share of time that the loop waited for batches.
 
-        Steps run ahead of the host, so single steps cannot be timed: all get the mean speed since the last records.
+        The host runs ahead of the device, so single steps cannot be timed: all get the mean speed since the last
+        records.
         """
         if not steps:
             return []
+        # Seconds per step since the last records, pauses left out.
         now, last = time.perf_counter(), steps[-1]
         count = max(last - self._last_step, 1)
         seconds = (now - self._last_time) / count
-        # Means too: the batch may grow (data.ramp-from), and its length change.
+        # length → sequences, over these steps: the batch may grow (data.ramp-from), and lengths differ by bucket.
         done = range(self._last_step, last)
         batches = Counter[int]()
         for step in done:
             batches[self._length_at(step)] += self._data.batch_size_at(step)
+        # The first records have no speed: their time includes the compilation.
         speed: dict[str, float] = {}
-        if self._compiled:  # the first records include the compilation
+        if self._compiled:
             speed = {
                 "tokens_per_second": sum(n * length for length, n in batches.items()) / count / seconds,
                 "seconds_left": seconds * (self._steps - last) + self._pauses_left(last),
                 "data_wait": min(self._waited / max(now - self._last_time, 1e-9), 1.0),
             }
+            # MFU: the seconds that these sequences would take at the peak, over the seconds that they took.
             peak_seconds = [(self._peak_seconds(length), n) for length, n in batches.items()]
             if all(each is not None for each, _ in peak_seconds):
                 speed["mfu"] = sum((each or 0.0) * n for each, n in peak_seconds) / count / seconds

@@ -1,4 +1,4 @@
-"""How long the sequences were that a run has learned from, and a warning where text is longer."""
+"""The length of the sequences that a run was trained on, and a warning where text is longer."""
 
 import logging
 from pathlib import Path
@@ -11,19 +11,22 @@ logger = logging.getLogger(__name__)
 
 
 def trained_length(record: RunRecord) -> int:
-    """Returns the tokens of the longest sequences that a run or the runs before it were trained on.
+    """Returns the length in tokens of the longest sequences that a run, or the runs it began from, were trained on.
 
-    Where that is not known, because the run or one before it was imported, or a folder is gone, it is the length of the
-    model. What reads words has no positions: it is as good as endless.
+    Where that is unknown, because a run was imported or its folder is gone, it is the model's length. Models that read
+    words have no positions, so their length has no bound that matters.
     """
     if record.run.text.reads_words:
         return record.run.model.length
+    # Back along init.run: a run begins with the positions that the runs before it have trained.
     longest, seen = 0, set[str]()
     while True:
         run = record.run
+        # An import may be of any training: its model's length is the only figure there is.
         if record.imported:
             return run.model.length
         longest = max(longest, run.data.length)
+        # `seen` ends a circle of folders that were renamed after training.
         if not run.init.run or run.init.random or run.init.run in seen:
             return longest
         seen.add(run.init.run)
@@ -37,12 +40,13 @@ class LengthWatch:
     """Warns once where a text has positions that were never trained."""
 
     def __init__(self, tokens: int) -> None:
-        """tokens: those of the longest sequences of training."""
+        """tokens: the length of the longest sequences in training."""
         self.tokens = tokens
         self.warned = False
 
     def check(self, length: int) -> None:
-        """Looks at a text of so many tokens."""
+        """Checks a text of `length` tokens."""
+        # Once a command: a file of long texts would print a line for each.
         if length > self.tokens and not self.warned:
             self.warned = True
             logger.warning(
@@ -52,4 +56,4 @@ class LengthWatch:
 
 
 ANY_LENGTH = LengthWatch(MAX_SIZE)
-"""Where nobody asks how long the texts of training were."""
+"""Never warns: for callers that do not care about the length in training."""

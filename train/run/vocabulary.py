@@ -1,4 +1,4 @@
-"""A run's vocabulary: learned on its text, and checked against its model."""
+"""Learns the vocabulary of a run on its text, and checks vocabularies against models."""
 
 from collections.abc import Iterator, Sequence
 
@@ -25,17 +25,28 @@ def learn(
 ) -> Tokenizer:
     """Returns a vocabulary of at most `size` tokens, learned on these files.
 
-    WordPiece and words are learned on lines, the other kinds on whole documents: line ends are tokens too. `cancel` may
-    raise to stop it. marks: counts what a lower-case WordPiece strips of the text.
+    WordPiece and words are learned on lines, the other kinds on whole documents: line ends are tokens too.
+
+    Args:
+        kind: the kind of tokenizer, as `Tokenizer.kind`.
+        files: the text.
+        size: maximum number of tokens.
+        lowercase: whether the text is lower-cased first.
+        cancel: may raise to stop the work.
+        documents: how documents are told apart (`data.documents`).
+        split: how words are told apart (`data.word_splitter`).
+        marks: counts the accents that a lower-case WordPiece strips.
     """
 
     def checked() -> Iterator[str]:
+        # A generator: the text of a Wikipedia is never in memory as a whole.
         for text in texts(files) if kind in (WordPiece.kind, Words.kind) else whole_texts(files, documents):
             cancel.check()
             if marks is not None:
                 marks.add(text)
             yield text
 
+    # The library learns in native code after it has read all text; a signal is seen before and after that.
     tokenizer = learn_vocabulary(kind, checked(), size, lowercase, split)
     cancel.check()
     return tokenizer
@@ -44,11 +55,13 @@ def learn(
 def check_tokenizer(run: Run, tokenizer: Tokenizer) -> None:
     """Raises ConfigError if the model has fewer rows than the vocabulary has tokens, or reads another kind."""
     _check_kind(run, tokenizer.kind)
+    # Fewer tokens than rows is fine: the rows left over are never read.
     if tokenizer.size > run.model.vocab:
         raise ConfigError(
             f"the vocabulary has {tokenizer.size} tokens, more than model.vocab={run.model.vocab}; "
             f"give --model.vocab {tokenizer.size} or another --data.tokenizer"
         )
+    # Words split in another way would mostly be unknown to the vocabulary.
     if isinstance(tokenizer, Words | StaticWords) and tokenizer.split != run.data.word_splitter:
         raise ConfigError(
             f"the vocabulary splits words by {tokenizer.split}, and data.word-splitter is {run.data.word_splitter}; "
@@ -57,6 +70,7 @@ def check_tokenizer(run: Run, tokenizer: Tokenizer) -> None:
 
 
 def _check_kind(run: Run, kind: str) -> None:
+    # A family says which kinds it can read at all, …
     if why := run.text.why_not(kind):
         raise ConfigError(why)
 
@@ -66,5 +80,6 @@ def check_tokenizer_kind(run: Run, kind: str) -> None:
 
     The model reads another kind, or could never be fine-tuned with it.
     """
+    # … and which of these a new run may begin with.
     if why := run.text.why_not_learned(kind):
         raise ConfigError(why)

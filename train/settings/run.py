@@ -46,6 +46,7 @@ class Run:
     """The seed of all random numbers: the same seed gives the same run."""
 
     def __post_init__(self) -> None:
+        # Each section has checked its own fields; here are the checks that need several sections.
         for name, value in fields(self).items():
             if type(value) is int and abs(value) > MAX_SIZE:
                 raise ValueError(
@@ -55,6 +56,7 @@ class Run:
                 )
         if self.steps < 0 or not 0.0 <= self.epochs < math.inf or not (self.steps or self.epochs):
             raise ValueError(f"steps={self.steps} and epochs={self.epochs} do not say how long; give one of them")
+        # Options of one family or one kind of task are refused for others, where they would silently do nothing.
         self._check_data()
         if not self.text.is_causal and (self.task.lm_weight or self.task.symmetric):
             name = "lm-weight" if self.task.lm_weight else "symmetric"
@@ -68,10 +70,12 @@ class Run:
                 f"data.length={self.data.length} exceeds model.length={self.model.length}; "
                 "lower data.length or raise model.length"
             )
+        # The smallest batch of the run: a ramp only doubles it.
         first = self.data.batch_size_at(0)
         if first % self.optim.accumulate:
             name = "ramp-from" if self.data.ramp_from else "batch"
             raise ValueError(f"data.{name}={first} is not a multiple of optim.accumulate={self.optim.accumulate}")
+        # Epochs become steps by one size of batch.
         if self.data.ramp_from and not self.steps:
             raise ValueError("data.ramp-from wants --steps, since steps in an epoch vary; leave epochs out")
 
@@ -106,9 +110,11 @@ class Run:
         return self.task.kind != "off" and self.optim.freezes_backbone and not self.task.lm_weight
 
     def _check_data(self) -> None:
+        # Options of `data` that only some pretrainings or kinds of task read.
         data, unused = self.data, ("documents", "packed")
         if self.task.kind == "off":
             self.text.check_pretraining(data)
+            # A family may read some of these options in pretraining.
             unused = tuple(name for name in unused if name not in self.text.pretraining_options)
             if self.text.continues_rows:
                 unused += ("ramp_from", "ramp_steps")
@@ -116,17 +122,20 @@ class Run:
             check_pair_length(data)
         if self.task.kind != "tag":
             unused += ("context",)
+        # An unused option may be in a recipe at its default; any other value is a mistake of the user's.
         default = DataConfig()
         for name in unused:
             if getattr(data, name) != getattr(default, name):
                 raise ValueError(f"data.{name.replace('_', '-')} has no meaning for {self._what()}; leave it out")
 
     def _what(self) -> str:
+        # The subject of an error: the kind of task, or the pretraining of a family.
         if self.task.kind != "off":
             return f"task.kind={self.task.kind}"
         return f"pretraining {self.text.called}" if self.text.stream else self.text.called
 
     def _check_head(self) -> None:
+        # Which heads a kind of task and a family can have.
         head, kind, reads_words = self.head, self.task.kind, self.text.reads_words
         if head.mix != "off" and (kind == "off" or self.task.symmetric):
             what = "task.symmetric" if self.task.symmetric else f"task.kind={kind}"
@@ -136,6 +145,7 @@ class Run:
                 f"head.mix={head.mix} reads {head.fewest_layers} layers, and the model has {self.model.layers}; "
                 "give another choice, such as --head.mix all"
             )
+        # A CRF scores a chain of one label a word. A BERT's and a GPT's words have several tokens.
         if head.crf and (not reads_words or kind != "tag" or self.task.class_weights):
             raise ValueError(
                 "head.crf scores the tags of an ELMo's or static vectors' task.kind=tag, all alike; leave it or "
@@ -144,9 +154,11 @@ class Run:
         if head.pair and not reads_words:
             raise ValueError("head.pair is known from the examples; leave it out")
         if reads_words and kind != "off":
+            # Heads of models that read words get their input from a mix of layers alone.
             if head.mix == "off":
                 usual = f"give --head.mix {FAMILIES[self.family].mix}"
                 raise ValueError(f"head.mix=off gives {self.text.possessive} task.kind={kind} nothing; {usual}")
+            # A state that is carried from batch to batch would join examples that have nothing to do with each other.
             if self.model.stateful:
                 raise ValueError("model.stateful has no meaning for a task, whose examples do not follow each other")
 
@@ -158,10 +170,11 @@ class Run:
             raise ValueError("init.redraw-layers has no meaning without init.run, whose layers it draws; leave it out")
         if count > self.model.layers:
             raise ValueError(f"init.redraw-layers={count} is more than the model's {self.model.layers} layers")
-        # A layer that is drawn and never trained is noise to all that stands above it.
+        # A layer that is drawn and never trained only adds noise to the layers above it.
         kept = "lora-rank" if optim.lora_rank else "frozen=backbone" if "backbone" in optim.frozen else ""
         if optim.frozen_layers > self.model.layers - count:
             kept = f"frozen-layers={optim.frozen_layers}"
+        # The message says that an ELMo's backbone is frozen by default, which its user may not know.
         if kept:
             usual = f"{self.text.possessive} backbone is frozen unless --optim.frozen says something else, as `bias`"
             note = f" ({usual})" if FAMILIES[self.family].frozen else ""
@@ -176,6 +189,7 @@ def fields(kind: object, prefix: str = "") -> dict[str, object]:
     assert dataclasses.is_dataclass(kind)
     for f in dataclasses.fields(kind):
         value = getattr(kind, f.name)
+        # Sections are nested dataclasses; everything else is a value.
         if dataclasses.is_dataclass(value):
             flat |= fields(value, f"{prefix}{f.name}.")
         else:

@@ -22,6 +22,7 @@ from contexture.train.settings.run import FAMILIES, Run, fields
 
 logger = logging.getLogger(__name__)
 FORMAT = 2
+# A whole section, or a single field. None of these changes the numbers of a run: speed, length, places of files.
 _MAY_CHANGE = (
     *("mesh", "save", "log", "evaluate", "steps", "epochs", "dir", "data.path", "data.dev", "data.tokenizer"),
     *("data.features", "init.run", "task.train", "task.dev", "task.test"),
@@ -82,7 +83,7 @@ def with_data_facts(run: Run, *, words: int = 0, pair: bool | None = None) -> Ru
     """
     if not run.text.reads_words:
         return run
-    # A text and an alternative are one sequence, whose head has no parameters of its own for pairs.
+    # A text and an alternative are one sequence, so the head of a choice has no parameters of its own for pairs.
     pair = run.task.kind not in ("off", "choice") and bool(pair)
     try:
         model = dataclasses.replace(run.model, vocab=words or run.model.vocab)
@@ -101,6 +102,7 @@ def may_change(name: str) -> bool:
 
 def to_json(run: Run) -> dict[str, object]:
     """Returns a run as a JSON value, with the model's family as a field."""
+    # The class of the model is not in its fields: the family says which one to build.
     tree = dataclasses.asdict(run)
     return {**tree, "model": {"family": run.family, **tree["model"]}}
 
@@ -110,6 +112,7 @@ def from_json(tree: object, where: str) -> Run:
     model = tree.get("model") if isinstance(tree, dict) else None
     if not isinstance(tree, dict) or not isinstance(model, dict):
         raise ConfigError(f"{where}: the configuration is not an object with a model, but {str(tree)[:60]!r}")
+    # Copies: the caller's tree is left as it is.
     tree, model = dict(tree), dict(model)
     family = model.pop("family", None)
     if not isinstance(family, str) or family not in FAMILIES:
@@ -126,6 +129,7 @@ def from_json(tree: object, where: str) -> Run:
 def with_absolute_paths(run: Run) -> Run:
     """Returns the run with absolute paths, so that its folder can be opened from anywhere."""
 
+    # A field is one path or a tuple of paths, and keeps its form.
     def absolute(section: Any, *names: str) -> Any:
         paths: dict[str, Any] = {}
         for name in names:
@@ -143,10 +147,13 @@ def with_pinned_addresses(run: Run, directory: Path) -> Run:
 
     Raises: DataError for data that the hub does not have, ConnectionError where it cannot be asked.
     """
+    # The fields that may hold addresses of the hub.
     names = {"data": ("path", "dev"), "task": ("train", "dev", "test")}
     given = [path for section in names for name in names[section] for path in getattr(getattr(run, section), name)]
+    # Only then is the network asked.
     if not any(map(hub.is_address, given)):
         return run
+    # A run that resumes keeps its commits, though the branch may have moved on.
     existing = read(directory).run if (directory / "run.json").exists() else run
 
     def pinned(section: str) -> Any:
@@ -160,6 +167,7 @@ def with_pinned_addresses(run: Run, directory: Path) -> Run:
 
 def _absolute(path: str) -> str:
     # A bucket is refused where it is read.
+    # Names of data sets are no paths, and stay as they are.
     is_name = path.startswith(("tfds:", "published:", hub.PREFIX)) or is_bucket(path)
     return os.path.abspath(path) if path and not is_name else path
 
@@ -175,7 +183,9 @@ def fingerprint(run: Run, tokenizer: str, data: str) -> str:
 
     Fields at their default do not count, so that a field added later changes no existing run.
     """
+    # Defaults of the model are those of its own class: an ELMo's differ from a BERT's.
     usual = fields(Run()) | {f"model.{name}": value for name, value in fields(type(run.model)()).items()}
+    # By its effect, not by its option: see predictions_of.
     values = fields(run) | {"data.max_predictions": predictions_of(run)}
     fixed = {name: value for name, value in values.items() if not may_change(name) and value != usual[name]}
     fixed["model.family"] = run.family
@@ -183,13 +193,16 @@ def fingerprint(run: Run, tokenizer: str, data: str) -> str:
 
 
 def _build(kind: type, tree: Any, where: str, override: dict[str, type] | None = None) -> Any:
+    # A wrong name or type is an error with its place: a run with a misspelt field would train something else.
     if not isinstance(tree, dict):
         raise ConfigError(f"{where}: {kind.__name__} wants an object, not {tree!r}")
+    # Built from the types of the dataclass itself, so a new field is read without a line of code here.
     hints = {**typing.get_type_hints(kind), **(override or {})}
     names = {f.name for f in dataclasses.fields(kind)}
     for name in tree:
         if name not in names:
             raise ConfigError(f"{where}: {kind.__name__} has no field {name!r}{did_you_mean(name, names)}")
+    # A missing field takes its default; __post_init__ checks the values.
     return kind(**{name: _value(hints[name], value, f"{where}: {name}") for name, value in tree.items()})
 
 
@@ -200,6 +213,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint):
         return _build(typing.cast(type, hint), value, where)
     origin = typing.get_origin(hint)
+    # By type: one of several words, a tuple from a list, a number, a text.
     if origin is Literal:
         if value not in typing.get_args(hint):
             raise ConfigError(f"{where} is {value!r}, not one of {', '.join(map(str, typing.get_args(hint)))}")
@@ -210,11 +224,13 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return tuple(_value(typing.get_args(hint)[0], v, where) for v in value)
     if origin in (typing.Union, types.UnionType):
         raise ConfigError(f"{where} is of no kind that a file can hold")
+    # JSON writes 1.0 as 1 in many tools. A bool is an int to Python, but no number to us.
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         try:
             return float(value)
         except OverflowError:
             raise ConfigError(f"{where} has too many digits for a number") from None
+    # True is an int to Python: refused where a number is wanted.
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(f"{where} is {value!r}, not {_KINDS[hint]}")
     return value
@@ -222,6 +238,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
 
 def difference(run: Run, other: Run) -> dict[str, tuple[object, object]]:
     """Returns the fields in which two runs differ: name → (run's value, other's value)."""
+    # Models of two families have different fields: a field that one lacks is None there.
     mine, others = fields(run), fields(other)
     return {k: (mine.get(k), others.get(k)) for k in mine | others if mine.get(k) != others.get(k)}
 
@@ -229,6 +246,7 @@ def difference(run: Run, other: Run) -> dict[str, tuple[object, object]]:
 def write_json(path: Path, tree: object) -> None:
     """Writes a JSON file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Control characters are escaped: the file is printed on terminals.
     with atomic_file(path) as part:
         part.write_text(visible_json(json.dumps(tree, indent=1, ensure_ascii=False)) + "\n", "utf-8")
 
@@ -245,18 +263,20 @@ _FACTS = {
     "imported": {"format": str},
     "slimmed": bool,
 }
-"""The kinds of what run.json holds beside the configuration, where it holds it."""
+"""Types of run.json's optional fields outside the configuration."""
 
 
 def write(directory: Path, record: RunRecord) -> None:
     """Writes run.json, unless it holds the same already: then its time stays that of the last change."""
     tree: dict[str, Any] = {"format": FORMAT, "config": to_json(record.run)}
+    # Fields at their default are left out: a file of an imported run has no labels, and so on.
     for each in dataclasses.fields(record)[1:]:
         value, default = getattr(record, each.name), each.default
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             tree[each.name] = {name: kept for name, kept in dataclasses.asdict(value).items() if kept not in (None, {})}
         elif value != default:
             tree[each.name] = value
+    # Compared as bytes, so a resumed run with nothing new leaves the file alone.
     path = directory / "run.json"
     text = visible_json(json.dumps(tree, indent=1, ensure_ascii=False)) + "\n"
     if not path.is_file() or path.read_bytes() != text.encode():
@@ -268,6 +288,7 @@ def read(directory: Path) -> RunRecord:
     path = directory / "run.json"
     if is_bucket(directory):
         raise ConfigError(f"{directory}: buckets are not supported yet; give a folder on a disk of this machine")
+    # Every way in which a path may be no run has a line of its own, with the way out.
     try:
         check_run_path(directory, "run", writes=False)
         tree = json.loads(read_plain(path))
@@ -283,6 +304,7 @@ def read(directory: Path) -> RunRecord:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
+    # The format before anything else: a newer file may mean something else by the same names.
     form = tree.get("format") if isinstance(tree, dict) else None
     if form != FORMAT:
         raise ConfigError(f"{path} has format {form!r}; this version reads format {FORMAT}")
@@ -292,6 +314,7 @@ def read(directory: Path) -> RunRecord:
 def _how_to_mend(directory: Path) -> str:
     """Returns what to do about a path that holds no run: a published model becomes one first."""
     to_run = f"contexture import hf {directory} --to RUN"
+    # The commonest mistakes: a downloaded model, or its name on the hub, in place of a run.
     if (directory / "config.json").is_file():
         return f"it has the config.json of a published model, which becomes a run first: {to_run}"
     training = "give the --dir of a training"
@@ -301,6 +324,7 @@ def _how_to_mend(directory: Path) -> str:
 
 
 def _record(tree: dict[str, Any], path: Path) -> RunRecord:
+    # Unknown names are passed over; known ones must have their type.
     facts = {name: tree[name] for name in _FACTS.keys() & tree.keys() if not (name == "data" and tree[name] is None)}
     for name, value in facts.items():
         kind = _FACTS[name]
@@ -315,6 +339,7 @@ def _record(tree: dict[str, Any], path: Path) -> RunRecord:
 
 
 def _imported(tree: dict[str, Any], path: Path) -> Imported:
+    # Checked field by field: exports write from these facts, and a wrong type would fail late.
     known = {each.name for each in dataclasses.fields(Imported)}
     lists = {name: [str] for name in ("parts", "missing") if name in tree}
     texts = {name: str for name in ("source",) if name in tree}

@@ -1,4 +1,4 @@
-"""Epochs → steps, and the warm-up within them."""
+"""Turns epochs into steps, and fits the warm-up into them."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ from contexture.train.errors import ConfigError
 from contexture.train.settings.run import Run
 
 EVALUATIONS = 10
-"""How often a run is evaluated at least, where evaluate.every does not say."""
+"""Minimum number of evaluations in a run, unless evaluate.every is given."""
 
 
 def resolve_schedule(run: Run, examples_per_epoch: int) -> Run:
@@ -15,18 +15,22 @@ def resolve_schedule(run: Run, examples_per_epoch: int) -> Run:
 
         steps = int(examples / batch · epochs), at least 1      warm-up = int(steps · warmup_fraction)
 
-    as BERT's original counts them. GPT-1's schedule counts its warm-up in parts of a step, so its fraction stays as it
-    is. A warm-up as long as the run or longer becomes a tenth of it.
+    as BERT's original counts them. GPT-1's schedule counts its warm-up in parts of a step, so its fraction is kept. A
+    warm-up as long as the run or longer becomes a tenth of it.
     """
+    # Rounded down, as int(N / batch · epochs) in run_classifier.py; --steps wins over --epochs.
     steps = run.steps or max(int(examples_per_epoch / run.data.batch * run.epochs), 1)
     if steps > MAX_SIZE:
         raise ConfigError(f"epochs={run.epochs:g} are {steps:.1e} steps, more than {MAX_SIZE:,}; lower --epochs")
     optim = run.optim
+    # A fraction wins over a number of steps.
     warmup = int(steps * optim.warmup_fraction) if optim.warmup_fraction else _warmup_within(steps, optim.warmup)
     if optim.schedule != "gpt1" or not optim.warmup_fraction:
         optim = dataclasses.replace(optim, warmup=warmup, warmup_fraction=0.0)
+    # The steps of an epoch, rounded up, so that an evaluation comes after its end.
     epoch = -(-examples_per_epoch // run.data.batch) if run.epochs else steps
     every = run.evaluate.every or max(min(steps // EVALUATIONS, epoch), 1)
+    # From here on the run counts in steps alone: the loop knows no epochs.
     return dataclasses.replace(
         run,
         steps=steps,

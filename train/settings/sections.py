@@ -1,4 +1,4 @@
-"""The sections of a run beside its model, its data and its task: optimizer, mesh, saving, logging, evaluating, init.
+"""The sections of a run other than model, data and task: optimizer, mesh, saving, logging, evaluation, initialisation.
 
 Plain dataclasses: importing this costs nothing and needs no jax.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 BASE_WIDTH, _HIGHEST = 768, 1e-3
-"""The hidden units of the models that the papers fine-tune, and the highest learning rate for a smaller one."""
+"""Hidden units of the models that the papers fine-tune; maximum learning rate for a smaller model."""
 
 
 def rate_at_width(peak_lr: float, width: int) -> float:
@@ -20,6 +20,7 @@ def rate_at_width(peak_lr: float, width: int) -> float:
     The authors of small BERTs fine-tune with up to 3e-4, six times 5e-5, at 128 units (Turc et al. 2019).
     Differs: they choose among four rates by each task's held-out examples.
     """
+    # Three digits, so that the rate in run.json and on the command line is the one that is used.
     return max(peak_lr, min(float(f"{peak_lr * BASE_WIDTH / width:.3g}"), _HIGHEST))
 
 
@@ -85,8 +86,10 @@ class OptimConfig:
     """How many steps in a row may have a loss or gradient that is not finite before the run stops."""
 
     def __post_init__(self) -> None:
+        # Errors give the value, the bounds and the way out; names are written as on the command line.
         if self.moments == "bfloat16" and self.name == "adagrad":
             raise ValueError("optim.moments=bfloat16 is for Adam; adagrad's sums of squares want float32")
+        # Field, lower and upper bound. Which bounds may be reached: 0 is `off` for most, and 1 a share of everything.
         for name, low, high in (
             ("peak_lr", 0.0, math.inf),
             ("final_lr", 0.0, 1.0),
@@ -101,6 +104,8 @@ class OptimConfig:
             ("warmup_fraction", 0.0, 1.0),
             ("layer_decay", 0.0, 1.0),
         ):
+            # `low < value < high`, and either end where it makes sense: a rate of 0 trains nothing, a decay of 0 is
+            # none.
             value = getattr(self, name)
             may_be_low = name not in ("peak_lr", "eps", "layer_decay", "gradient_scale", "lora_alpha")
             may_be_high = name in ("final_lr", "layer_decay")
@@ -108,6 +113,7 @@ class OptimConfig:
                 bounds = f"{'at least' if may_be_low else 'above'} {low:g}"
                 bounds += f" and {'at most' if may_be_high else 'below'} {high:g}"
                 raise ValueError(f"optim.{name.replace('_', '-')}={value} is not {bounds}")
+        # A frozen backbone has no rates, so rates of its layers would silently do nothing.
         if "backbone" in self.frozen and (self.layer_decay != 1.0 or self.frozen_layers):
             name = "frozen-layers" if self.frozen_layers else "layer-decay"
             raise ValueError(
@@ -115,10 +121,12 @@ class OptimConfig:
                 "(an ELMo's is frozen unless --optim.frozen says something else, as `bias`)"
             )
         for name in ("warmup", "frozen_layers", "decay_steps", "accumulate", "max_skipped", "lora_rank"):
+            # Counts: these two are at least 1, for the others 0 is off.
             low = int(name in ("accumulate", "max_skipped"))
             if getattr(self, name) < low:
                 raise ValueError(f"optim.{name.replace('_', '-')}={getattr(self, name)} is not at least {low}")
         self._check_lora()
+        # The two original schedules have no end of their own to choose.
         for name in ("final_lr", "decay_steps"):
             if self.schedule in ("bert", "gpt1") and getattr(self, name):
                 raise ValueError(
@@ -128,15 +136,17 @@ class OptimConfig:
 
     @property
     def freezes_backbone(self) -> bool:
-        """Whether the whole backbone stays as it is, and so does what it computes."""
+        """Whether the whole backbone is frozen, so that its outputs never change."""
+        # Adapters change what the backbone computes, though its own parameters are frozen.
         return "backbone" in self.frozen and not self.lora_rank
 
     @property
     def lora_scale(self) -> float:
-        """What an adapter's product is multiplied with."""
+        """The factor of an adapter's product, alpha / rank."""
         return self.lora_alpha / self.lora_rank
 
     def _check_lora(self) -> None:
+        # Alpha has a default, so only targets show that adapters were meant.
         if not self.lora_rank:
             if self.lora_targets:
                 raise ValueError("optim.lora-targets has no meaning without adapters; give --optim.lora-rank 8 too")
@@ -172,12 +182,15 @@ class MeshConfig:
     """How long a process may give no sign of life before the others end."""
 
     def __post_init__(self) -> None:
+        # Below three seconds heartbeats would be missed by chance; beyond a day nobody waits.
         for name in ("startup_minutes", "peer_minutes"):
             if not 0.05 <= getattr(self, name) <= 1440:
                 raise ValueError(f"mesh.{name.replace('_', '-')}={getattr(self, name)} is not in 0.05 to 1440 minutes")
+        # Only the form is checked here; XLA checks names and values when the mesh is known (train.mesh).
         for option in self.compiler_options:
             if not re.fullmatch(r"\w+=.+", option):
                 raise ValueError(f"mesh.compiler-options={option!r} is not name=value")
+        # Whether the product fits the devices is known only where they are (train.mesh.build).
         if self.data < 0 or self.fsdp < 1 or self.tensor < 1:
             raise ValueError("mesh.data must be at least 0 (0: what is left), mesh.fsdp and mesh.tensor at least 1")
 
@@ -196,13 +209,14 @@ class SaveConfig:
     def __post_init__(self) -> None:
         if self.every < 1 or self.max_to_keep < 1 or self.keep_every < 0:
             raise ValueError("save.every and save.max-to-keep must be at least 1, save.keep-every at least 0")
+        # Only steps that are saved can be kept.
         if self.keep_every % self.every:
             raise ValueError(f"save.keep-every={self.keep_every} is not a multiple of save.every={self.every}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    """What a run tells of itself. Every step is in metrics.jsonl whatever is set here."""
+    """Logging. Every step is in metrics.jsonl whatever is set here."""
 
     every: int = 10
     """Steps whose figures are fetched from the device together. Every step is in metrics.jsonl all the same."""
@@ -216,6 +230,7 @@ class LogConfig:
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"log.every={self.every} is not a positive number of steps")
+        # The same tracker twice would get each figure twice.
         if len(set(self.to)) < len(self.to):
             raise ValueError(f"log.to={' '.join(self.to)} names a tracker twice")
 
@@ -259,5 +274,6 @@ class InitConfig:
     def __post_init__(self) -> None:
         if self.redraw_layers < 0:
             raise ValueError(f"init.redraw-layers={self.redraw_layers} is not at least 0")
+        # Two ways to say almost the same thing: one at a time.
         if self.redraw_layers and self.random:
             raise ValueError("init.redraw-layers has no meaning where init.random draws all layers; leave one out")

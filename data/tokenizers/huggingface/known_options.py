@@ -70,13 +70,21 @@ _NAMED = {"unk_token": UNK, "cls_token": CLS, "sep_token": SEP, "mask_token": MA
 
 
 def check_settings(folder: Path, settings: JsonObject, config: JsonObject, kind: str) -> bool:
-    """Returns whether tokenizer.json alone says how text is split. settings, config: the content of
-    tokenizer_config.json and of config.json.
+    """Returns whether tokenizer.json alone says how text is split.
 
-    Raises: DataError for a class that splits text in another way, or special tokens of other names.
+    Args:
+        folder: the tokenizer's folder.
+        settings: the content of tokenizer_config.json.
+        config: the content of config.json.
+        kind: the kind of tokenizer.
+
+    Raises:
+        DataError: for a class that splits text in another way, or special tokens of other names.
     """
+    # Both files may name the class, and older folders name none: then it is the kind's first.
     named = settings.get("tokenizer_class") or config.get("tokenizer_class") or _CLASSES[kind][0]
     known = (*_CLASSES[kind], *PLAIN)
+    # A class and its "Fast" twin split text alike.
     if not isinstance(named, str) or named not in known and named.removesuffix("Fast") not in known:
         raise DataError(
             f"{folder}: tokenizer_class is {str(named)[:60]!r}, not one of {', '.join(known)}; nothing else is known"
@@ -99,16 +107,30 @@ def content_of(token: object) -> object:
 
 
 def check_whole(file: Path, whole: JsonObject, kind: str, plain: bool) -> None:
-    """Raises: DataError where tokenizer.json cleans, cuts, spells or surrounds text in another way than the kind's own,
-    or has an option that is not known. plain: whether what it has around texts is used."""
+    """Checks tokenizer.json.
+
+    Args:
+        file: its path.
+        whole: its content.
+        kind: the kind of tokenizer.
+        plain: whether the special tokens that it puts around texts are used.
+
+    Raises:
+        DataError: when it cleans, cuts, spells or surrounds text in another way than the kind's own, or has an option
+            that is not known.
+    """
+    # Options that are not known at all.
     model: JsonObject = whole["model"]
+    # An option that nobody knows here may change ids: it is refused, and not passed over.
     for what, options, known in (("", whole, _PARTS), ("model.", model, {*_READ, *_MODEL[kind]})):
         if unknown := sorted(options.keys() - known):
             raise DataError(f"{file}: {what}{unknown[0][:60]} is an option that is not known here; save it without")
+    # How text is cleaned and cut.
     for name, expected in zip(("normalizer", "pre_tokenizer"), _STEPS[kind], strict=True):
         step = whole.get(name)
         fits = step is None if expected is None else isinstance(step, dict) and not _odd(step, expected)
         if not fits:
+            # The message shows the kind's own step, with the first value of each option.
             wanted = expected and {key: values[0] for key, values in expected.items()}
             raise DataError(
                 f"{file}: its {name} is {str(step)[:80]}, and {kind} here has {wanted}; nothing else is known"
@@ -120,6 +142,7 @@ def check_whole(file: Path, whole: JsonObject, kind: str, plain: bool) -> None:
             f"{file}: model.{name} is {str(model.get(name))[:40]!r}, and {kind} here has {_MODEL[kind][name][0]!r}; "
             "nothing else is known"
         )
+    # Other classes put their own special tokens around texts, whatever the file says.
     around = [*_around(whole.get("post_processor"))] if plain else []
     if any(parts not in (["A:0"], ["A:0", "B:0"], ["A:0", "B:1"], *_AROUND.get(kind, ())) for parts in around):
         raise DataError(
@@ -142,6 +165,7 @@ def _odd(options: JsonObject, expected: Mapping[str, tuple[object, ...]]) -> lis
 def _around(step: object) -> Iterator[list[str]]:
     """Yields what a post_processor makes of a text and of a pair: ["[CLS]:0", "A:0", "[SEP]:0"]."""
     kind = step.get("type") if isinstance(step, dict) else None
+    # A ByteLevel step changes places only, and adds no token.
     if step is None or kind == "ByteLevel":
         return
     try:
@@ -159,5 +183,6 @@ def _around(step: object) -> Iterator[list[str]]:
                 yield [f"{item['id']}:{item['type_id']}" for item in items]
         else:
             yield [str(kind)]
+    # A step of another shape is given as it is written, which the caller refuses.
     except (AssertionError, KeyError, IndexError, TypeError, AttributeError):
         yield [str(step)]

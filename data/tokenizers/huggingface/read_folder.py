@@ -1,5 +1,5 @@
 """The tokenizer of a folder of transformers: `tokenizer.json`, or BERT's `vocab.txt`, or a pair `vocab.json` and
-`merges.txt`; beside them `tokenizer_config.json` and, in older folders, `special_tokens_map.json`."""
+`merges.txt`; with them `tokenizer_config.json` and, in older folders, `special_tokens_map.json`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +44,7 @@ class _Folder:
     path: Path
     kind: str
     settings: JsonObject
-    """tokenizer_config.json, with what special_tokens_map.json says besides."""
+    """tokenizer_config.json, and what special_tokens_map.json adds to it."""
     whole: JsonObject | None
     """tokenizer.json."""
     added: list[AddedToken]
@@ -58,23 +58,28 @@ def open_published(
     """Opens the tokenizer of a folder of transformers → (tokenizer, the names of its special tokens). It splits text as
     the folder's fast tokenizer does.
 
-    kind        wordpiece, byte-bpe or gpt1-bpe
-    vocabulary  another such folder to take instead, or a vocabulary's own file
-    lowercase   of WordPiece; None: as the folder says, else whether the vocabulary has no capitals
-    notes       receives what the user should know
-
     Differs: a special or added token that text spells out is text.
 
-    Raises: DataError for files that are missing, damaged, or split text in another way.
+    Args:
+        folder: the folder.
+        kind: wordpiece, byte-bpe or gpt1-bpe.
+        vocabulary: another such folder to take instead, or a vocabulary's own file.
+        lowercase: for WordPiece; None: as the folder says, else whether the vocabulary has no capitals.
+        notes: receives what the user should know.
+
+    Raises:
+        DataError: for files that are missing, damaged, or split text in another way.
     """
     source = Path(vocabulary or folder)
     its = (WHOLE, PAIR[0]) if vocabulary else (WHOLE, PAIR[0], wordpiece.VOCABULARY)
+    # A vocabulary's own file, as its makers published it: there are no options of transformers.
     if vocabulary and not any((source / name).is_file() for name in its):
         return _as_transformers(of_kind(open_vocabulary(source, lowercase, notes), kind, source)), {}
     files = (NAMES, SETTINGS, "config.json")  # what the second says comes before the first
     names, settings, config = (_object(source / name) if (source / name).is_file() else {} for name in files)
     settings = {**names, **settings}
     whole = _object(source / WHOLE) if (source / WHOLE).is_file() else None
+    # Without tokenizer.json there is nothing that could say it alone.
     plain = check_settings(source, settings, config, kind) and whole is not None
     added = _added(source, whole)
     if spelled := [token["content"] for token in added if not token.get("special", True)]:
@@ -84,11 +89,13 @@ def open_published(
         )
     opened = _Folder(source, kind, settings, whole, added, plain)
     tokenizer = _wordpiece(opened, lowercase, notes) if kind == WordPiece.kind else _byte_pairs(opened)
+    # Names such as cls_token, which an export writes again.
     special = {
         name: token
         for name, value in settings.items()
         if name.endswith("_token") and isinstance(token := content_of(value), str)
     }
+    # Tokens that every such vocabulary has are no additional ones.
     usual = {*special.values(), *wordpiece.SPECIAL, END, "<unk>"}
     more = [token["content"] for token in added if token.get("special", True) and token["content"] not in usual]
     return tokenizer, {**special, **({MORE: more} if more else {})}
@@ -110,19 +117,21 @@ def _byte_pairs(opened: _Folder) -> Tokenizer:
         if not file.is_file():
             raise _no_vocabulary(folder, PAIR[0])
         vocabulary, merges = read_pair(folder, *PAIR)
+        # In the form of tokenizer.json, so that both are checked by the same rules.
         entries = [(token, number) for number, token in enumerate(vocabulary)]
         lines = [(str(folder / PAIR[1]), " ".join(merge)) for merge in merges]
     else:
         entries = _entries(file, whole, "BPE")
         check_whole(file, whole, kind, opened.plain)
         given = whole["model"].get("merges")
+        # A merge is written "a b", or in newer files ["a", "b"].
         if not isinstance(given, list) or not all(isinstance(m, str | list) for m in given):
             raise DataError(f"{file}: model.merges is no list of merges; give the file as it was saved")
         lines = [
             (f"{file}: merge {n}", m if isinstance(m, str) else " ".join(map(str, m))) for n, m in enumerate(given)
         ]
-    # Added tokens that look like special ones of the vocabulary (<|endoftext|>) belong to it, and the others stand
-    # behind it: from the first one that does not look so on.
+    # Added tokens that look like special ones of the vocabulary (<|endoftext|>) belong to it. The others come after it,
+    # from the first token on that does not look so.
     known = dict(entries)
     more = [(token["content"], token["id"]) for token in added if token["content"] not in known]
     own = next((n for n, (token, _) in enumerate(more) if not is_added(token)), len(more))
@@ -131,6 +140,7 @@ def _byte_pairs(opened: _Folder) -> Tokenizer:
     tokenizer = ByteBPE(*tokens, str(file)) if kind == ByteBPE.kind else Gpt1BPE(*tokens, str(file), "transformers")
     if not more:
         return tokenizer
+    # Called for its check: the ids of all tokens together must have no hole.
     ordered([*entries, *more], file)
     return with_added_tokens(tokenizer, [token for token, _ in more])
 
@@ -151,6 +161,7 @@ def of_kind(tokenizer: Tokenizer, kind: str, where: Path) -> Tokenizer:
 
 
 def _guessed(vocabulary: tuple[str, ...], notes: list[str]) -> bool:
+    # Letters alone: [UNK] and its like have capitals in every vocabulary.
     capitals = any(piece != piece.lower() for piece in vocabulary if piece.isalpha())
     reason = "has capitals: text keeps its case" if capitals else "has no capitals: text is lower-cased"
     notes.append(f"the vocabulary {reason} (--lowercase yes or no says otherwise)")
@@ -165,6 +176,7 @@ def _wordpiece(opened: _Folder, lowercase: bool | None, notes: list[str]) -> Wor
         given = whole["model"].get("max_input_chars_per_word", longest)
         if type(given) is not int or not 1 <= given <= 1_000_000:
             raise DataError(f"{file}: model.max_input_chars_per_word is {str(given)[:40]}; give the file as saved")
+        # Other classes have a limit of their own, whatever the file says.
         longest = given if opened.plain else longest
     elif (file := folder / wordpiece.VOCABULARY).is_file():
         entries = [(piece, number) for number, piece in enumerate(tokenizer_files.read_lines(file))]
@@ -192,13 +204,15 @@ def _case(opened: _Folder, lowercase: bool | None, notes: list[str]) -> tuple[bo
     Raises: DataError for values that are none, and where Chinese is not parted.
     """
     normal = (opened.whole or {}).get("normalizer") or {}
+    # What tokenizer_config.json says, unless tokenizer.json alone counts.
     lower, accents, chinese = (
         opened.settings.get(name) for name in ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
     )
+    # Nothing but tokenizer.json has an effect.
     if opened.plain:
         lower, accents, chinese = normal.get("lowercase", True), normal.get("strip_accents"), None
     elif lower is None and opened.whole is not None:
-        # BertTokenizer's default, whatever stands in tokenizer.json.
+        # BertTokenizer's default, whatever tokenizer.json says.
         lower = True
         if lowercase is None and normal.get("lowercase") is False:
             notes.append("text is lower-cased: tokenizer_config.json has no do_lower_case (--lowercase no keeps case)")
@@ -230,6 +244,7 @@ def _entries(file: Path, whole: JsonObject, kind: str) -> Entries:
     """Returns the model's tokens with their ids."""
     model = whole.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
+    # A file may leave the model's type out.
     if not isinstance(model, dict) or not isinstance(vocab, dict) or model.get("type", kind) != kind:
         got = model.get("type") if isinstance(model, dict) else None
         raise DataError(f"{file}: model is of type {got!r}, and a {kind} with its vocabulary is wanted; give its own")
@@ -246,4 +261,5 @@ def _added(folder: Path, whole: JsonObject | None) -> list[AddedToken]:
     for token in tokens if isinstance(tokens, list) else [None]:
         if not isinstance(token, dict) or type(token.get("id")) is not int or not isinstance(token.get("content"), str):
             raise DataError(f"{file}: added_tokens holds {str(token)[:60]!r}, no token with its id; give it as saved")
+    # By their ids, in which order they are appended.
     return sorted(cast(list[AddedToken], tokens), key=lambda token: token["id"])

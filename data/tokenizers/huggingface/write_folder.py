@@ -25,9 +25,14 @@ from contexture.data.tokenizers.wordpiece import CLS, MASK, PAD, SEP, UNK, WordP
 def transformers_files(tokenizer: Tokenizer, length: int, special: Special, notes: list[str]) -> dict[str, bytes]:
     """Returns the files from which transformers makes its fast tokenizer.
 
-    length: the longest text of the model; special: the names of special tokens beyond the kind's own.
+    Args:
+        tokenizer: the tokenizer.
+        length: the longest text of the model.
+        special: the names of special tokens beyond the kind's own.
+        notes: receives what the user should know.
 
-    Raises: DataError for a kind that transformers has no fast tokenizer for.
+    Raises:
+        DataError: for a kind that transformers has no fast tokenizer for.
     """
     base, names = (tokenizer.base, list(tokenizer.names)) if isinstance(tokenizer, WithAddedTokens) else (tokenizer, [])
     if isinstance(base, WordPiece):
@@ -38,9 +43,12 @@ def transformers_files(tokenizer: Tokenizer, length: int, special: Special, note
         made, settings, files = _gpt1_files(base, notes)
     else:
         raise DataError(f"transformers has no fast tokenizer of kind {tokenizer.kind}; export a run with another one")
+    # Appended in their order, so that they have the ids that they have here.
     made.add_special_tokens([tokenizers.AddedToken(name, normalized=False, special=True) for name in names])
     tokens = {name: token for name, token in special.items() if isinstance(token, str)}
+    # Only tokens that the vocabulary has: adding another would append it.
     named = {name: token for name, token in tokens.items() if made.token_to_id(token) is not None}
+    # Tokens without a name of their own.
     more = [name for name in dict.fromkeys([*special.get(MORE, ()), *names]) if name not in named.values()]
     more = [name for name in more if made.token_to_id(name) is not None]
     made.add_special_tokens([*named.values(), *more])
@@ -60,6 +68,7 @@ def _json(tree: JsonObject) -> bytes:
 def _bert_files(base: WordPiece) -> Made:
     ids = {piece: number for number, piece in enumerate(base.vocabulary)}
     made = tokenizers.Tokenizer(models.WordPiece(ids, unk_token=UNK, max_input_chars_per_word=base.longest_word))
+    # None means "as lowercase" in transformers.
     accents = None if base.strip_accents == base.lowercase else base.strip_accents
     made.normalizer = normalizers.BertNormalizer(  # pyright: ignore[reportAttributeAccessIssue]
         clean_text=True, handle_chinese_chars=True, strip_accents=accents, lowercase=base.lowercase
@@ -71,8 +80,9 @@ def _bert_files(base: WordPiece) -> Made:
         pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
         special_tokens=[(CLS, base.cls), (SEP, base.sep)],
     )
+    # They are in the vocabulary and keep their ids; this marks them as special.
     made.add_special_tokens([PAD, UNK, CLS, SEP, MASK])
-    # transformers' BertTokenizer has one fixed limit of a word's length; another limit stands only in tokenizer.json.
+    # transformers' BertTokenizer has one fixed limit of a word's length; only tokenizer.json can hold another one.
     its_own = base.longest_word == LONGEST_WORD
     settings: JsonObject = {"tokenizer_class": "BertTokenizer" if its_own else PLAIN[0]}
     settings |= {"pad_token": PAD, "unk_token": UNK, "cls_token": CLS, "sep_token": SEP, "mask_token": MASK}
@@ -97,6 +107,7 @@ def _byte_files(base: ByteBPE) -> Made:
     settings: JsonObject = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False}
     if base.end is not None:
         made.add_special_tokens([END])
+        # GPT-2 has one token for all of these.
         settings |= {"bos_token": END, "eos_token": END, "unk_token": END}
     return made, settings, _pair_files(base)
 

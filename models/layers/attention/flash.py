@@ -45,21 +45,35 @@ def attend(
     kernel: ModuleType,
     interpret: bool = False,
 ) -> jax.Array:
-    """dropout(softmax(q·k/sqrt(K) + mask))·v → BLHK by a kernel (`tpu_kernel`, `gpu_kernel`), with the dropout masks
-    that the reference draws. `interpret` runs the kernel as plain operations, on any device and slowly."""
+    """dropout(softmax(q·k/sqrt(K) + mask))·v → BLHK, with the dropout masks that the reference draws.
+
+    Args:
+        q_BLHK: queries.
+        k_BLHK: keys.
+        v_BLHK: values.
+        mask: which keys a query sees.
+        dropped: the dropout of the weights.
+        kernel: `tpu_kernel` or `gpu_kernel`.
+        interpret: runs the kernel as plain operations, on any device and slowly.
+    """
     assert not mask.causal or mask.tokens_BM is None, "no model hides padding from causal attention"
     B, L, H, K = q_BLHK.shape
+    # Without a key, in evaluation, the kernel is compiled without dropout.
     key = dropped.key if dropped.rate > 0.0 else None
     rate = 0.0 if key is None else dropped.rate
     sizes = sizes_of(mask, L, K, q_BLHK.dtype, kernel, rate, dropped.longest)
 
+    # Into the kernel's layout: its order of dims, whole tiles, the width that
+    # its device wants. All of it is undone at the end.
     order = ["BLHK".index(letter) for letter in kernel.ORDER]
     room, wider = sizes.keys * sizes.key_blocks - L, kernel.padded_width(K) - K
     arrays = [jnp.pad(x, ((0, 0), (0, room), (0, 0), (0, wider))).transpose(order) for x in (q_BLHK, k_BLHK, v_BLHK)]
+    # A kernel takes the same arrays in every case; `sizes` say which of them it reads.
     nothing_BL = jnp.zeros((B, L), jnp.int32)
     masks = [nothing_BL if x is None else x.astype(jnp.int32) for x in (mask.tokens_BM, mask.packs_BL)]
     inputs = Inputs(*arrays, *(jnp.pad(x, ((0, 0), (0, room))) for x in masks))
     window = jnp.asarray(L if mask.window is None else mask.window, jnp.int32)
+    # Two random words for each sequence, from which the kernel makes the reference's dropout mask tile by tile.
     words = (jnp.zeros(B, jnp.uint32),) * 2 if key is None else row_words(key, dropped.site)
     y = _flash(inputs, _Numbers(window, *words), _Kernel(kernel, interpret, sizes))
     return y.transpose([kernel.ORDER.index(letter) for letter in "BLHK"])[:, :L, :, :K]
@@ -70,6 +84,7 @@ def sizes_of(
 ) -> Sizes:
     """Returns what a kernel is compiled for, with sequences and heads of this length and width."""
     queries, keys = kernel.blocks(length, width, dtype)
+    # Whole tiles both of queries and of keys.
     padded = -(-length // max(queries, keys)) * max(queries, keys)
     return Sizes(
         length=length,
@@ -84,7 +99,9 @@ def sizes_of(
         windowed=mask.window is not None,
         padded=mask.tokens_BM is not None,
         packed=mask.packs_BL is not None,
+        # A 16-bit result loses what the backward pass needs for its mean (`Saved`).
         rounds=jnp.dtype(dtype).itemsize < 4,
+        # _flash sets this to False where no backward pass follows.
         saves=True,
     )
 
@@ -103,6 +120,7 @@ def _flash_forward(
         return kernel.module.forward(kernel.sizes, scalars, inputs, kernel.interpret)
 
     y, saved = _on_each_device(forward, inputs, numbers)
+    # The inputs are kept as the kernel takes them, padded and transposed, so the backward pass converts nothing.
     return y, (inputs, numbers, saved)
 
 
@@ -114,6 +132,7 @@ def _flash_backward(
         return kernel.module.backward(kernel.sizes, scalars, inputs, saved, dy, kernel.interpret)
 
     dq, dk, dv = _on_each_device(backward, *residuals, dy)
+    # Masks, windows and random words are whole numbers: they have no gradient.
     return Inputs(dq, dk, dv, None, None), None  # pyright: ignore[reportArgumentType]
 
 
@@ -123,7 +142,7 @@ _flash.defvjp(_flash_forward, _flash_backward)
 def _scalars(sizes: Sizes, inputs: Inputs, numbers: _Numbers, heads: int) -> Scalars:
     """Returns what a kernel reads on a device, which has some or all of the heads."""
     own = inputs.q.shape[1]
-    # Counters go on over the heads of all devices.
+    # Dropout numbers the heads of all devices together, so that a mask does not depend on the mesh.
     first = jax.lax.axis_index("tensor") * own if own < heads else jnp.zeros((), jnp.int32)
     ranges = visited(sizes, numbers.window, inputs.tokens_BM, inputs.packs_BM)
     window = numbers.window.reshape(1)
@@ -143,5 +162,6 @@ def _on_each_device(function: Callable[..., Any], inputs: Inputs, *more: Any) ->
     if mesh.empty or mesh.size == 1:
         return function(inputs, *more)
     axes = partition_spec("BH", (B, H), dict(mesh.shape))
+    # By the number of dims: four begin with BH, none is a number that all devices share, others begin with B.
     specs = jax.tree.map(lambda x: PartitionSpec(*axes[: {4: 2, 0: 0}.get(x.ndim, 1)]), (inputs, *more))
     return jax.shard_map(function, in_specs=specs, out_specs=axes, check_vma=False)(inputs, *more)

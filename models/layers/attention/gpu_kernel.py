@@ -2,7 +2,8 @@
 (Dao et al. 2022): an online softmax over the keys, and weights computed again in the backward pass.
 
 A program of the forward kernel has a block of queries, and goes over the keys that these may see. The backward pass has
-a kernel for the gradient of the queries, and one for those of keys and values, whose programs have a block of keys.
+a kernel for the gradient of the queries, and one for the gradients of keys and values, whose programs have a block of
+keys.
 Each sum is formed by one program, in one order, so that the results are the same in every run.
 """
 
@@ -37,6 +38,7 @@ _SCALARS = len(Scalars._fields)
 
 def blocks(length: int, width: int, dtype: DTypeLike) -> tuple[int, int]:
     """Returns the queries and keys of a tile: what fits registers and shared memory."""
+    # Wider heads and float32 have tiles of twice the bytes or more.
     block = 64 if width <= 128 and jnp.dtype(dtype).itemsize <= 2 else 32
     return block, block
 
@@ -68,6 +70,7 @@ class _Tiles:
     def logits(self, i: Index, j: Index, q_LK: jax.Array, k_MK: jax.Array) -> jax.Array:
         """Returns a tile of logits with the mask applied, (queries, keys), float32."""
         s, of_queries, of_keys = self.s, self.queries(i), self.keys(j)
+        # What the mask does not read is not loaded: a single zero takes its place, which broadcasts.
         none = jnp.zeros((1, 1), jnp.int32)
         tokens_1M = self.tokens[of_keys][None] if s.padded else none
         packs_L1, packs_1M = (self.packs[of_queries][:, None], self.packs[of_keys][None]) if s.packed else (none, none)
@@ -79,6 +82,7 @@ class _Tiles:
         if not self.s.rate:
             return tiles
         at, b = self.at, self.row
+        # A function of each weight's place alone: forward and backward pass draw the same mask.
         kept_LM = kept(self.s, at.start_B[b], at.stride_B[b], at.first_head[0] + self.head, *self._places(i, j))
         return tuple(jnp.where(kept_LM, x * (1.0 / (1.0 - self.s.rate)), 0.0) for x in tiles)
 
@@ -90,9 +94,11 @@ class _Tiles:
 
 
 def _forward(s: Sizes, *refs: Ref) -> None:
+    # `rounding` is there only where the result is rounded and a backward pass will read it.
     at, (q, k, v, tokens, packs, out, norm, *rounding) = Scalars(*refs[:_SCALARS]), refs[_SCALARS:]
     tiles = _Tiles(s, at, tokens, packs)
     b, i = tiles.row, tiles.block
+    # The program keeps its queries, and keys and values go by.
     q_LK = q[tiles.queries(i)]
 
     def add(j: Index, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -102,8 +108,10 @@ def _forward(s: Sizes, *refs: Ref) -> None:
         high_L = jnp.maximum(before_L, logits_LM.max(1))
         weights_LM, shrink_L = jnp.exp(logits_LM - high_L[:, None]), jnp.exp(before_L - high_L)
         total_L = total_L * shrink_L + weights_LM.sum(1)
+        # After the total: dropout falls on normalised weights, so dropped ones still count in the softmax's sum.
         (weights_LM,) = tiles.dropped(i, j, weights_LM)
         rounded_LM = weights_LM.astype(v.dtype)
+        # The kept weights' sums before and after rounding (`unrounded`); none where nothing is rounded.
         kept_sums = [
             x_L * shrink_L + x_LM.astype(jnp.float32).sum(1)
             for x_L, x_LM in zip(kept_sums, (weights_LM, rounded_LM), strict=False)
@@ -111,13 +119,16 @@ def _forward(s: Sizes, *refs: Ref) -> None:
         return high_L, total_L, sum_LK * shrink_L[:, None] + _dot(rounded_LM, v[tiles.keys(j)]), *kept_sums
 
     zero_L = jnp.zeros((s.queries,), jnp.float32)
+    # LOWEST is below any logit: the first tile's maximum replaces it.
     initial = (zero_L + LOWEST, zero_L, jnp.zeros(q_LK.shape, jnp.float32), *[zero_L] * (2 * s.rounds))
     high_L, total_L, sum_LK, *kept_sums = jax.lax.fori_loop(at.first_key_BI[b, i], at.end_key_BI[b, i], add, initial)
     y_LK = sum_LK / total_L[:, None]
+    # y as if the weights had not been rounded before the product with v.
     if kept_sums:
         y_LK *= unrounded(*kept_sums)[:, None]
     rounded_LK = y_LK.astype(out.dtype)
     out[tiles.queries(i)] = rounded_LK
+    # What this rounding takes away, in 16 bits again: the backward pass adds it to y.
     for ref in rounding:
         ref[tiles.queries(i)] = (y_LK - rounded_LK.astype(jnp.float32)).astype(out.dtype)
     # Apart: the maximum plus the sum's logarithm would round where all keys are padding, and it is near PADDED.
@@ -132,13 +143,23 @@ def _gradients(
     norm: Ref,
     mean_L: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns a tile's weights with dropout, and the gradient of its logits, in the arrays' dtype. place: blocks of
-    queries and keys; of_queries: q and dy, LK; of_keys: k and v, MK."""
+    """Returns a tile's weights with dropout, and the gradient of its logits, in the arrays' dtype.
+
+    Args:
+        tiles: the sequence and head.
+        place: the numbers of the blocks of queries and keys.
+        of_queries: q and dy, LK.
+        of_keys: k and v, MK.
+        norm: each query's maximum and sum.
+        mean_L: Σ weights·dweights of each query.
+    """
     (i, j), (q_LK, dy_LK), (k_MK, v_MK) = place, of_queries, of_keys
     rows = tiles.queries(i)
     high_L, total_L = norm[0, rows], norm[1, rows]
+    # The forward pass's weights once more, from its maxima and sums.
     weights_LM = jnp.exp(tiles.logits(i, j, q_LK, k_MK) - high_L[:, None]) / total_L[:, None]
     dropped_LM, dweights_LM = tiles.dropped(i, j, weights_LM, _dot(dy_LK, v_MK.T))
+    # The gradient of softmax, and of the scale before it.
     dlogits_LM = weights_LM * (dweights_LM - mean_L[:, None]) * tiles.s.scale
     return dropped_LM.astype(q_LK.dtype), dlogits_LM.astype(q_LK.dtype)
 
@@ -147,6 +168,7 @@ def _backward_keys(s: Sizes, *refs: Ref) -> None:
     at, (q, k, v, tokens, packs, dy, norm, mean, dk, dv) = Scalars(*refs[:_SCALARS]), refs[_SCALARS:]
     tiles = _Tiles(s, at, tokens, packs)
     b, j = tiles.row, tiles.block
+    # The program keeps its keys and values, and the queries that see them go by.
     k_MK, v_MK = k[tiles.keys(j)], v[tiles.keys(j)]
 
     def add(i: Index, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -171,6 +193,7 @@ def _backward_queries(s: Sizes, *refs: Ref) -> None:
     # Σ weights·dweights of a query is Σ y·dy, under dropout too: y, and what rounding took from it.
     y_LK = sum(x[tiles.queries(i)].astype(jnp.float32) for x in outputs)
     mean_L = (y_LK * dy_LK.astype(jnp.float32)).sum(1)
+    # Written for `_backward_keys`, which would else form it once for each block of keys.
     mean[0, tiles.queries(i)] = mean_L
 
     def add(j: Index, sum_LK: jax.Array) -> jax.Array:
@@ -179,6 +202,7 @@ def _backward_queries(s: Sizes, *refs: Ref) -> None:
         return sum_LK + _dot(dlogits_LM, k_MK)
 
     sum_LK = jax.lax.fori_loop(at.first_key_BI[b, i], at.end_key_BI[b, i], add, jnp.zeros(q_LK.shape, jnp.float32))
+    # Summed in float32, rounded once.
     dq[tiles.queries(i)] = sum_LK.astype(dq.dtype)
 
 
@@ -195,8 +219,15 @@ def _call(
     """Runs a kernel over (blocks, heads, sequences). It sees whole arrays of one sequence and head, which Triton reads
     a tile at a time.
 
-    blocks    how many there are of queries, or of keys
-    products  the matrix products of a tile
+    Args:
+        kernel: the function that a program runs.
+        s: what it is compiled for.
+        blocks: the number of blocks of queries, or of keys.
+        scalars: the numbers that it reads.
+        arrays: the arrays that it reads.
+        results: shapes and dtypes of the arrays that it writes.
+        products: the number of matrix products of a tile.
+        interpret: runs it as plain operations.
     """
 
     def whole(x: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
@@ -204,6 +235,7 @@ def _call(
             return pl.BlockSpec((None, x.shape[1]), lambda block, head, row: (row, 0))
         return pl.BlockSpec((None, None, *x.shape[2:]), lambda block, head, row: (row, head, 0, 0))
 
+    # Every program sees all of the scalars.
     numbers = [pl.BlockSpec(x.shape, lambda *_, n=x.ndim: (0,) * n) for x in scalars]
     q = arrays[0]
     return pl.pallas_call(
@@ -239,6 +271,7 @@ def backward(
     outputs = [x for x in (saved.y, saved.rounding) if x is not None]
     results = [like(inputs.q), jax.ShapeDtypeStruct((B, H, 1, L), jnp.float32)]
     arrays = (*inputs, dy, saved.norm, *outputs)
+    # The queries' kernel runs first: the other one reads its means.
     dq, mean = _call(_backward_queries, s, s.query_blocks, scalars, arrays, results, 3, interpret)
     arrays = (*inputs, dy, saved.norm, mean)
     dk, dv = _call(_backward_keys, s, s.key_blocks, scalars, arrays, [like(inputs.k), like(inputs.v)], 4, interpret)

@@ -30,6 +30,7 @@ def attend(
 ) -> jax.Array:
     """dropout(softmax(q·k/sqrt(K) + mask))·v → BLHK: by the reference where the mask is an array that broadcasts to
     BHLM, by a kernel where it is a rule."""
+    # `choose` decided this where the mask was made: an array only for the reference.
     if not isinstance(mask, AttentionMask):
         return reference.attend(q_BLHK, k_BMHK, v_BMHK, mask, dropped)
     if mask.implementation == "cudnn":  # chosen for causal attention without dropout, window and documents
@@ -37,6 +38,7 @@ def attend(
     # Pallas takes as long to import as all of this package, and a CPU's user needs none of it.
     from contexture.models.layers.attention import flash, gpu_kernel, tpu_kernel
 
+    # A CPU has no kernel of its own and interprets the TPU's, slowly.
     on = platform()
     return flash.attend(
         q_BLHK,
@@ -52,8 +54,15 @@ def attend(
 class Attention(nn.Module):
     """Self-attention: x_BLD, mask → BLD.
 
-    out_init initialises the output projection; None: kernel_init, like the others. recompute: the backward pass
-    computes softmax and weights again, instead of keeping them.
+    Args:
+        sizes: the sizes of the letters D, H, K and L.
+        rate: the rate of the dropout of the weights.
+        kernel_init: the initialiser of the kernels.
+        dtype: the dtype of the products.
+        out_init: the initialiser of the output projection; None: kernel_init.
+        biases: whether the four maps have biases.
+        recompute: whether the backward pass computes the weights again instead of keeping them.
+        quantization: the numbers that the maps' factors are rounded to.
     """
 
     sizes: dict[str, int]
@@ -81,9 +90,11 @@ class Attention(nn.Module):
     ) -> jax.Array:
         q_BLHK, k_BMHK, v_BMHK = fused_projections((self.query, self.key, self.value), x_BLD)
 
+        # Weights are numbered in the longest sequence (L), so that their dropout does not depend on padding.
         def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             return attend(q, k, v, mask, WeightDropout(self.rate, dropout_key, site, self.sizes["L"]))
 
+        # Recomputed, q, k and v alone are kept, and not the weights BHLM.
         return self.out((jax.checkpoint(attention) if self.recompute else attention)(q_BLHK, k_BMHK, v_BMHK))
 
     def maps(self, x_BLD: jax.Array, bias_BHLM: jax.Array) -> AttentionMap:

@@ -16,11 +16,12 @@ Residuals: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array, Dropout
 class WeightDropout(NamedTuple):
     """The dropout of attention weights.
 
-    rate     of the weights that become 0
-    key      of the step's masks; None: no dropout
-    site     which of the model's dropouts this is
-    longest  of sequences padded to several lengths, the greatest: a weight's dropout depends on its place there. 0:
-             they have one length
+    Args:
+        rate: the share of weights that become 0.
+        key: the key of the step's masks; None: no dropout.
+        site: which of the model's dropouts this is.
+        longest: the greatest of several lengths that sequences are padded to, in which weights are numbered; 0: there
+            is one length.
     """
 
     rate: float = 0.0
@@ -53,6 +54,7 @@ def attend(
     # Heads before positions: each product below is then a batch of plain matrix products.
     q_BHLK, k_BHMK, v_BHMK = (x.swapaxes(1, 2) for x in (q_BLHK, k_BMHK, v_BMHK))
     longest = dropped.longest
+    # Numbered as in the longest sequence, so that a weight's dropout does not depend on padding.
     drop = Drop(dropped.rate, (q_BLHK.shape[2], longest, longest) if longest else ())
     y_BHLK = _attend(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, dropped.key, dropped.site, drop)
     return y_BHLK.swapaxes(1, 2)
@@ -87,6 +89,7 @@ def _attend_forward(
     site: jax.Array | int,
     drop: Drop,
 ) -> tuple[jax.Array, Residuals]:
+    # Softmax in float32, then the compute dtype: this is the largest array that the backward pass keeps.
     weights_BHLM = attention_weights(q_BHLK, k_BHMK, bias_BHLM).astype(v_BHMK.dtype)
     y_BHLK = jnp.einsum("BHLM,BHMK->BHLK", dropout(weights_BHLM, drop.rate, dropout_key, site, drop.whole), v_BHMK)
     # The weights are kept, in the compute dtype. Logits, mask and dropped weights are not: the gradient needs no
@@ -97,7 +100,7 @@ def _attend_forward(
 def _attend_backward(drop: Drop, saved: Residuals, dy_BHLK: jax.Array) -> tuple[jax.Array | None, ...]:
     """dlogits = weights · (dweights - Σ weights · dweights), then back through both products.
 
-    A product whose summed dim does not stand last on its left is slow in XLA on a CPU, hence the swapaxes.
+    On a CPU XLA is slow at a product whose summed dim is not the last of its left factor, hence the swapaxes.
     """
     q_BHLK, k_BHMK, v_BHMK, weights_BHLM, dropout_key, site = saved
     dropped_BHLM = dropout(weights_BHLM, drop.rate, dropout_key, site, drop.whole)

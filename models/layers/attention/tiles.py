@@ -17,7 +17,7 @@ Ref: TypeAlias = Any
 Index: TypeAlias = jax.Array | int
 """The number of a block, a head or a sequence."""
 LOWEST = -1e30
-"""Stands for minus infinity: below every logit, and exp of a difference with it is 0, never NaN."""
+"""In place of minus infinity: below every logit, and exp of a difference with it is 0, never NaN."""
 
 
 class Sizes(NamedTuple):
@@ -91,24 +91,28 @@ class Saved(NamedTuple):
     - A tile that has whole rows (TPUs, up to 512 tokens) takes the first sum. It costs nothing, and y is not read.
     - Others take the second from y and `rounding`, two arrays of 16 bits. Of width 64 these are 128 bytes more to write
       and to read again for each token and head, where forward and backward pass together move about 1,700. y in
-      float32 beside the result would be 256. The first sum would need the products q·k and v·dy twice.
+      float32 in addition to the result would be 256. The first sum would need the products q·k and v·dy twice.
     """
 
     norm: jax.Array
-    """BH2L, float32: each query's largest logit, and its sum of exponentials less that."""
+    """BH2L, float32: each query's largest logit, and its sum of exp(logit - largest)."""
     y: jax.Array | None
     rounding: jax.Array | None
     """The result before it was rounded, less y."""
 
 
 def cost(s: Sizes, rows: tuple[int, ...], width: int, products: int, arrays: Iterable[Any]) -> pl.CostEstimate:
-    """Returns what a kernel computes and reads, for the compiler and for counting FLOPs: of a forward pass 4·B·H·L·M·K,
-    of a backward pass 10·B·H·L·M·K, and about half of these where causal.
+    """Returns what a kernel computes and reads, for the compiler and for counting FLOPs: a forward pass 4·B·H·L·M·K, a
+    backward pass 10·B·H·L·M·K, and about half of these where causal.
 
-    rows      B and H
-    products  how many matrix products a tile has
-    arrays    what is read and written, each once
+    Args:
+        s: what the kernel is compiled for.
+        rows: B and H.
+        width: K.
+        products: the number of matrix products of a tile.
+        arrays: what is read and written, each once.
     """
+    # All tiles, as if none were skipped; of causal attention about half are.
     pairs = math.prod(rows) * s.queries * s.query_blocks * s.keys * s.key_blocks
     if s.causal:
         pairs //= 2
@@ -131,26 +135,32 @@ def visited(
     first_11J = (jnp.arange(s.key_blocks) * s.keys)[None, None]
     # The distance back of a tile's last query to its first key, and of its first query to its last key.
     longest_1IJ, shortest_1IJ = (first_1I1 + s.queries - 1) - first_11J, first_1I1 - (first_11J + s.keys - 1)
+    # All tiles, from which each rule of the mask takes some away.
     seen_BIJ = jnp.ones((len(tokens_BM), s.query_blocks, s.key_blocks), bool)
+    # A tile is seen if its last query may see its first key ...
     if s.causal:
         seen_BIJ &= longest_1IJ >= 0
+    # ... and if the window reaches back from its first query to its last key.
     if s.windowed:
         seen_BIJ &= shortest_1IJ < window
     if s.padded:
         key_1M = jnp.arange(1, tokens_BM.shape[1] + 1)[None]
+        # How many positions a sequence has up to its last token: all keys from there on are padding.
         last_B = jnp.where(tokens_BM != 0, key_1M, 0).max(1)
         # Where all keys are padding all are seen, each as far below.
         seen_BIJ &= first_11J < jnp.where(last_B == 0, s.length, last_B)[:, None, None]
     if s.packed:
+        # Documents are numbered upwards in a row: blocks whose numbers do not overlap share none.
         low_BI, high_BI = _extent(packs_BM, s.queries)
         low_BJ, high_BJ = _extent(packs_BM, s.keys)
         seen_BIJ &= (low_BI[:, :, None] <= high_BJ[:, None]) & (low_BJ[:, None] <= high_BI[:, :, None])
+    # A range may include a block that is hidden: the mask hides its weights all the same.
     return *_range(seen_BIJ), *_range(seen_BIJ.swapaxes(1, 2))
 
 
 def _extent(packs_BM: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the smallest and the largest document of each block. Padding, document 0, counts as the last, after which
-    it stands: its block would else overlap all others."""
+    """Returns the smallest and the largest document of each block. Padding, document 0, counts as the last document,
+    since it comes after all others; as 0 its block would overlap all of them."""
     packs_BM = jnp.where(packs_BM == 0, jnp.iinfo(jnp.int32).max, packs_BM)
     blocks = packs_BM.reshape(len(packs_BM), -1, block)
     return blocks.min(-1), blocks.max(-1)
@@ -158,6 +168,7 @@ def _extent(packs_BM: jax.Array, block: int) -> tuple[jax.Array, jax.Array]:
 
 def _range(seen: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the first true place of the last dim and the one behind the last; 0 and 0 where none is true."""
+    # argmax finds the first true place; in reverse order, the last.
     some, places = seen.any(-1), seen.shape[-1]
     end = places - jnp.argmax(seen[..., ::-1], -1)
     return jnp.argmax(seen, -1).astype(jnp.int32), jnp.where(some, end, 0).astype(jnp.int32)
@@ -175,6 +186,7 @@ def masked(
 ) -> jax.Array:
     """Returns a tile's logits with the mask applied. Whatever belongs to queries or keys broadcasts to the tile, so
     that either may be its rows: `query` and `key` are their numbers in the sequence."""
+    # BERT's padding is added to the logit; what GPT must not see is replaced.
     if s.padded:
         logits += jnp.where(tokens != 0, 0.0, PADDED)
     if s.causal:
@@ -183,6 +195,8 @@ def masked(
         logits = jnp.where(query - key < window, logits, HIDDEN)
     if s.packed:
         logits = jnp.where(query_packs == key_packs, logits, HIDDEN)
+    # What pads the arrays to whole blocks is no key at all: LOWEST is below PADDED and HIDDEN, so that its weight is 0
+    # in every row.
     if s.keys * s.key_blocks != s.length:
         logits = jnp.where(key < s.length, logits, LOWEST)
     return logits
@@ -190,17 +204,19 @@ def masked(
 
 def unrounded(kept_sum: jax.Array, rounded_sum: jax.Array) -> jax.Array:
     """Returns the factor that takes the rounding of a row's weights out of their sum: the sum of the weights that
-    dropout keeps, by that of the same weights rounded.
+    dropout keeps, divided by the sum of the same weights rounded.
 
     The product with v rounds weights to 16 bits. The sum of their errors, multiplied by what values have in common,
-    would stand in y and so in Σ y·dy (`Saved`), but not in the weights of the backward pass.
+    would be part of y and so of Σ y·dy (`Saved`), but not of the weights of the backward pass.
     """
+    # Where dropout kept no weight, or all round to 0, there is nothing to correct: 1 instead of 0/0.
     return jnp.where(rounded_sum > 0.0, kept_sum, 1.0) / jnp.where(rounded_sum > 0.0, rounded_sum, 1.0)
 
 
 def kept(s: Sizes, start: jax.Array, stride: jax.Array, head: jax.Array, query: jax.Array, key: jax.Array) -> jax.Array:
-    """Returns a tile's dropout mask, the very one that `dropout` draws for an array HLM of the greatest length: a
-    weight's column is its place there, row by row."""
+    """Returns a tile's dropout mask, the one that `dropout` draws for an array HLM of the greatest length: a weight's
+    column is its place there, row by row."""
+    # The row-major place in HLM, as u32 that wraps, like the counter of `dropout.bits`.
     length = jnp.uint32(s.longest)
     row = head.astype(jnp.uint32) * length + query.astype(jnp.uint32)
     return is_kept(random_word(start, stride, row * length + key.astype(jnp.uint32)), s.rate)

@@ -6,7 +6,7 @@ Everything is transposed: arrays are BHKL, and a tile of weights is (keys, queri
 sum) is one row of lanes; and no product's result needs transposing.
 
 The backward pass is one kernel where fast memory holds the gradient of all queries of a head, which computes each tile
-once: five products. Longer texts have a kernel for the queries' gradient and one for those of keys and values: seven.
+once: five products. Longer texts have a kernel for the queries' gradient and one for keys and values: seven.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,8 +52,8 @@ class Tile(NamedTuple):
 _SCALARS = len(Scalars._fields)
 _VMEM_BYTES = 64 << 20
 DQ_BYTES = 8 << 20
-"""What the gradient of a head's queries may take of fast memory: half of a v4's, the smallest. It is held as a sum in
-float32, and as a result of which the last head's is still being written."""
+"""Fast memory for the gradient of a head's queries: half of a v4's, the smallest. It holds the float32 sum and two
+copies of the result, since the last head's is still being written."""
 
 
 def blocks(length: int, width: int, dtype: DTypeLike) -> tuple[int, int]:
@@ -64,18 +64,19 @@ def blocks(length: int, width: int, dtype: DTypeLike) -> tuple[int, int]:
 
 
 def padded_width(width: int) -> int:
-    """Returns the width of a head in the arrays: as it is."""
+    """Returns the width of a head in the arrays: unchanged."""
     return width
 
 
 def _dot(a: jax.Array, b: jax.Array, contract: tuple[int, int]) -> jax.Array:
     dims = (((contract[0],), (contract[1],)), ((), ()))
-    # Said here, because a user's jax_default_matmul_precision may be one that the compiler has for float32 alone.
+    # Given here, because a user's jax_default_matmul_precision may be one that the compiler has for float32 alone.
     precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
     return jax.lax.dot_general(a, b, dims, precision=precision, preferred_element_type=jnp.float32)
 
 
 def _tile(by_keys: bool) -> Tile:
+    # The last axis of a grid varies fastest: along it a kernel's sums stay in scratch memory.
     b, h, outer, inner = (pl.program_id(axis) for axis in range(4))
     return Tile(b, h, inner, outer) if by_keys else Tile(b, h, outer, inner)
 
@@ -89,7 +90,9 @@ def _places(s: Sizes, tile: Tile) -> tuple[jax.Array, jax.Array]:
 
 def _logits(s: Sizes, at: Scalars, tile: Tile, refs: Refs) -> jax.Array:
     """Returns a tile of logits with the mask applied, (keys, queries), float32."""
+    # Keys are K×M and queries K×L: contracting K leaves (keys, queries), and nothing is transposed.
     logits_ML = _dot(refs["k"][0, 0], refs["q"][0, 0], (0, 0)) * s.scale
+    # What belongs to keys is turned from a row of lanes into a column.
     tokens_M1, packs_1L, packs_M1 = refs["tokens"][0].T, refs["query_packs"][0], refs["key_packs"][0].T
     return masked(s, logits_ML, *_places(s, tile), at.window[0], tokens_M1, packs_1L, packs_M1)
 
@@ -108,6 +111,7 @@ def _forward(s: Sizes, at: Scalars, refs: Refs) -> None:
     b, i, j = tile.b, tile.i, tile.j
     high, total, sum_, kept_sums = refs["high"], refs["total"], refs["sum"], refs.get("kept_sums")
 
+    # A new block of queries: scratch memory still holds the sums of the one before.
     @pl.when(j == 0)
     def _() -> None:
         high[...] = jnp.full_like(high, LOWEST)
@@ -116,6 +120,7 @@ def _forward(s: Sizes, at: Scalars, refs: Refs) -> None:
         if kept_sums is not None:
             kept_sums[...] = jnp.zeros_like(kept_sums)
 
+    # Blocks of keys that none of these queries sees are skipped.
     @pl.when((at.first_key_BI[b, i] <= j) & (j < at.end_key_BI[b, i]))
     def _() -> None:
         logits_ML = _logits(s, at, tile, refs)
@@ -123,20 +128,24 @@ def _forward(s: Sizes, at: Scalars, refs: Refs) -> None:
         high_1L = jnp.maximum(high[...], logits_ML.max(0, keepdims=True))
         weights_ML, shrink_1L = jnp.exp(logits_ML - high_1L), jnp.exp(high[...] - high_1L)
         total[...] = total[...] * shrink_1L + weights_ML.sum(0, keepdims=True)
+        # After the total: dropout falls on normalised weights, so dropped ones still count in the softmax's sum.
         (weights_ML,) = _dropped(s, at, tile, weights_ML)
         rounded_ML = weights_ML.astype(refs["v"].dtype)
         sum_[...] = sum_[...] * shrink_1L + _dot(refs["v"][0, 0], rounded_ML, (1, 0))
+        # The kept weights' sums before and after rounding, for `unrounded`.
         if kept_sums is not None:
             sums = [x_ML.astype(jnp.float32).sum(0, keepdims=True) for x_ML in (weights_ML, rounded_ML)]
             kept_sums[...] = kept_sums[...] * shrink_1L + jnp.concatenate(sums)
         high[...] = high_1L
 
+    # The last step of these queries, whether its keys were visited or not: the result is written once.
     @pl.when(j == s.key_blocks - 1)
     def _() -> None:
         y_KL = sum_[...] / total[...]
         if kept_sums is not None:
             y_KL *= unrounded(kept_sums[:1], kept_sums[1:])
         refs["y"][0, 0] = y_KL.astype(refs["y"].dtype)
+        # What rounding takes away, in 16 bits again: the backward pass adds it to y.
         if "rounding" in refs:
             rounded_KL = y_KL.astype(refs["y"].dtype).astype(jnp.float32)
             refs["rounding"][0, 0] = (y_KL - rounded_KL).astype(refs["rounding"].dtype)
@@ -157,8 +166,10 @@ def _gradients(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns a tile's weights with dropout, and the gradient of its logits, in the arrays' dtype."""
     dy_KL, norm_2L = refs["dy"][0, 0], refs["norm"][0, 0]
+    # The forward pass's weights once more, from its maxima and sums.
     weights_ML = jnp.exp(_logits(s, at, tile, refs) - norm_2L[:1]) / norm_2L[1:]
     dropped_ML, dweights_ML = _dropped(s, at, tile, weights_ML, _dot(refs["v"][0, 0], dy_KL, (0, 0)))
+    # A tile with all keys forms the mean itself; otherwise it comes from y (`Saved`).
     mean_1L = (weights_ML * dweights_ML).sum(0, keepdims=True) if s.whole_rows else mean()
     dlogits_ML = weights_ML * (dweights_ML - mean_1L) * s.scale
     return dropped_ML.astype(dy_KL.dtype), dlogits_ML.astype(dy_KL.dtype)
@@ -170,6 +181,7 @@ def _backward(s: Sizes, at: Scalars, refs: Refs) -> None:
     i, j = tile.i, tile.j
     dq_sum = refs["dq_sum"]
 
+    # The first block of keys meets each block of queries first: here its gradient starts, and its mean is kept.
     @pl.when(j == 0)
     def _() -> None:
         dq_sum[i] = jnp.zeros(dq_sum.shape[1:], dq_sum.dtype)
@@ -202,11 +214,13 @@ def _sum_over_queries(
     b, i, j = tile.b, tile.i, tile.j
     dk_sum, dv_sum = refs["dk_sum"], refs["dv_sum"]
 
+    # A new block of keys: its sums start at 0, ...
     @pl.when(i == 0)
     def _() -> None:
         dk_sum[...] = jnp.zeros_like(dk_sum)
         dv_sum[...] = jnp.zeros_like(dv_sum)
 
+    # ... take every block of queries that sees it, ...
     @pl.when((at.first_query_BJ[b, j] <= i) & (i < at.end_query_BJ[b, j]))
     def _() -> None:
         dropped_ML, dlogits_ML = _gradients(s, at, tile, refs, mean)
@@ -214,6 +228,7 @@ def _sum_over_queries(
         dk_sum[...] += _dot(refs["q"][0, 0], dlogits_ML, (1, 1))
         use(dlogits_ML)
 
+    # ... and are rounded and written once, after the last one.
     @pl.when(i == s.query_blocks - 1)
     def _() -> None:
         refs["dk"][0, 0] = dk_sum[...].astype(refs["dk"].dtype)
@@ -229,6 +244,7 @@ def _backward_queries(s: Sizes, at: Scalars, refs: Refs) -> None:
     @pl.when(j == 0)
     def _() -> None:
         dq_sum[...] = jnp.zeros_like(dq_sum)
+        # A result as well as a value of this kernel: `_backward_keys` reads it.
         mean[0, 0] = _saved_mean(refs)
 
     @pl.when((at.first_key_BI[b, i] <= j) & (j < at.end_key_BI[b, i]))
@@ -249,8 +265,10 @@ def nearest(block: Index, first: Index, end: Index) -> jax.Array:
 class _Pass(NamedTuple):
     """A kernel, and how it goes over the blocks.
 
-    by        the blocks that the outer loop goes over: queries or keys
-    products  the matrix products of a tile
+    Args:
+        kernel: what computes a tile.
+        by: the blocks that the outer loop goes over: queries or keys.
+        products: the number of matrix products of a tile.
     """
 
     kernel: Callable[[Sizes, Scalars, Refs], None]
@@ -264,7 +282,7 @@ def _block(name: str, s: Sizes, width: int, by_keys: bool) -> pl.BlockSpec:
 
     def index(b: Index, h: Index, outer: Index, inner: Index, *numbers: Ref) -> tuple[Index, ...]:
         at = Scalars(*numbers)
-        # Of a tile that is not visited the blocks of a visited one stand: nothing is fetched for it.
+        # A tile that is not visited gets the blocks of a visited one: nothing is fetched for it.
         if by_keys:
             j, i = outer, nearest(inner, at.first_query_BJ[b, outer], at.end_query_BJ[b, outer])
             # The first keys' turn forms the mean of all queries.
@@ -275,6 +293,7 @@ def _block(name: str, s: Sizes, width: int, by_keys: bool) -> pl.BlockSpec:
         place = {"B": b, "H": h, "L": i, "M": j, "O": once}
         return tuple(place.get(letter, 0) for letter in dims)
 
+    # One block for all steps of a head: it is written back when the grid moves on to the next head.
     if dims.endswith("W"):  # all queries of a head
         shape = (1, 1, width, s.queries * s.query_blocks)
         return pl.BlockSpec(shape, lambda b, h, *_: (b, h, 0, 0))
@@ -296,10 +315,12 @@ def _call(
     width, by_keys = q.shape[2], of.by == "keys"
 
     def run(*refs: Ref) -> None:
+        # The kernel knows its blocks by name; the dims are for `_block` alone.
         names = [name.split()[0] for name in (*arrays, *results, *scratch)]
         of.kernel(s, Scalars(*refs[:_SCALARS]), dict(zip(names, refs[_SCALARS:], strict=True)))
 
     grid = (s.key_blocks, s.query_blocks) if by_keys else (s.query_blocks, s.key_blocks)
+    # The fused kernel adds to one dq over all blocks of keys, so these may not be shared among cores.
     outer = "arbitrary" if of.kernel is _backward else "parallel"
     return pl.pallas_call(
         run,
@@ -321,7 +342,7 @@ def _call(
 
 
 def _named(inputs: Inputs) -> dict[str, jax.Array]:
-    # Masks get a dim of one, which stands for the sublanes.
+    # Masks get a dim of one in place of the sublanes.
     q, k, v, tokens, packs = *inputs[:3], inputs.tokens_BM[:, None], inputs.packs_BM[:, None]
     return {
         "q BHKL": q,
@@ -338,6 +359,7 @@ def forward(s: Sizes, scalars: Scalars, inputs: Inputs, interpret: bool) -> tupl
     B, H, K, L = inputs.q.shape
     results = {"y BHKL": like(inputs.q), "norm BH2L": jax.ShapeDtypeStruct((B, H, 2, L), jnp.float32)}
     scratch = {"high": (1, s.queries), "total": (1, s.queries), "sum": (K, s.queries)}
+    # Tiles with whole rows need neither: they form the mean without y.
     if s.rounds and not s.whole_rows:
         scratch["kept_sums"] = (2, s.queries)
         if s.saves:
@@ -351,8 +373,10 @@ def backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns dq, dk, dv (BHKL)."""
     B, H, K, L = inputs.q.shape
+    # A sum of 4 bytes and two results, one of them still being written (DQ_BYTES).
     fused = s.whole_rows or K * L * (4 + 2 * inputs.q.dtype.itemsize) <= DQ_BYTES
     arrays = _named(inputs) | {"dy BHKL": dy, "norm BH2L": saved.norm}
+    # The fused kernel reads y in the first keys' turn only (O); otherwise y goes with the blocks of queries (L).
     rows = "O" if fused else "L"
     outputs = {f"y BHK{rows}": saved.y, f"rounding BHK{rows}": saved.rounding}
     outputs = {name: x for name, x in outputs.items() if x is not None}
@@ -364,6 +388,7 @@ def backward(
         results = {"dq BHKW": like(inputs.q)} | keys
         dq, dk, dv = call(_Pass(_backward, "keys", 5), arrays=arrays | outputs, results=results, scratch=scratch)
         return dq, dk, dv
+    # Two kernels, the queries' first: the keys' kernel reads its means.
     results = {"dq BHKL": like(inputs.q), "mean BH1L": jax.ShapeDtypeStruct((B, H, 1, L), jnp.float32)}
     scratch = {"dq_sum": (K, s.queries)}
     of = _Pass(_backward_queries, "queries", 3)
