@@ -17,7 +17,7 @@ from contexture.data import rng
 from contexture.data.binary_files import I64
 from contexture.data.bucketing import bucket
 from contexture.data.errors import DataError
-from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
+from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, char_ids, word_table
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece, wordpiece
@@ -149,12 +149,6 @@ def gpt_specials(tokenizer: Tokenizer) -> Marks:
         )
     start, delimiter, extract = (tokenizer.specials[name] for name in GPT_SPECIALS)
     return start, delimiter, extract
-
-
-def with_task_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """Returns the tokenizer with any missing GPT_SPECIALS appended."""
-    missing = [name for name in GPT_SPECIALS if name not in tokenizer.specials]
-    return with_added_tokens(tokenizer, missing) if missing else tokenizer
 
 
 def _sequences(

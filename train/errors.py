@@ -11,7 +11,7 @@ def install_hint(extra: str) -> str:
 
 
 class CheckpointError(Exception):
-    """A checkpoint, or the folder of a run, is not what it should be."""
+    """A checkpoint, or the folder of a run, is damaged, missing or does not fit."""
 
 
 class Diverged(Exception):
@@ -19,4 +19,4 @@ class Diverged(Exception):
 
 
 class ProcessLost(Exception):
-    """Another process of the job is gone, or never came."""
+    """Another process of the job is gone, or never joined."""

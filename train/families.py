@@ -44,6 +44,7 @@ FAMILIES: dict[str, TrainedFamily] = {
         config=GptConfig,
         text=TEXT_FAMILIES["gpt"],
         objective="lm",
+        # All other fields as in BERT: GPT-1, too, is fine-tuned whole.
         next_command='generate {run} --prompt "The"',
     ),
     "elmo": TrainedFamily(
@@ -72,4 +73,5 @@ FAMILIES: dict[str, TrainedFamily] = {
 
 def text_family(config: ModelConfig) -> TextFamily:
     """Returns how a model's family reads text."""
+    # By name and not by class: the registry is the one place that lists families.
     return FAMILIES[config.family].text

@@ -1,4 +1,4 @@
-"""The training loop, from top to bottom, of pretraining and fine-tuning alike."""
+"""The training loop of pretraining and fine-tuning, from top to bottom."""
 
 import contextlib
 import logging
@@ -107,7 +107,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals, features: Path
 
 
 def _claim_folder(run: Run, folder: Path, mesh: Mesh, stack: ExitStack) -> Run:
-    """Refuses what can be refused before the folder is made, and locks it. Returns the run with pinned addresses.
+    """Checks all that can be checked before the folder is made, then locks it. Returns the run with pinned addresses.
 
     Process 0 owns the folder.
     """
@@ -121,7 +121,7 @@ def _claim_folder(run: Run, folder: Path, mesh: Mesh, stack: ExitStack) -> Run:
     if jax.process_index() == 0:
         check_trackers(run.log.to)
         run = run_file.with_pinned_addresses(run, folder)
-        # Text that does not exist, or is no UTF-8.
+        # Text that does not exist, or is not UTF-8.
         data.check_text(run, folder)
         stack.enter_context(directories.lock_run_dir(folder))
     # The lock holds a random token, so that the others notice a folder of the same name on another disk.
@@ -157,15 +157,15 @@ def _begin(
     features: Path | None,
     stack: ExitStack,
 ) -> Session:
-    """Opens data and model, and restores the newest good checkpoint; without one the state is initialised, by another
-    run's parameters if the user says so."""
+    """Opens data and model, and restores the newest good checkpoint; without one initialises the state, from another
+    run's parameters if init.run names one."""
     parts, fingerprint = prepare(run, folder, mesh, signals)
     given, run = run, parts.run
     report.steps = run.steps
     # Shapes and shardings alone: no array is made until it is known whether a checkpoint is restored.
     draw, shapes, shardings = create(parts.model, run, mesh)
     if run.evaluate.metric != "loss":
-        # A metric that is not measured is refused now, not at the first evaluation.
+        # A misspelt metric is refused now, not at the first evaluation.
         names = measured(parts.model, parts.objective, run, shapes.params, parts.store)
         value_to_minimise(run.evaluate.metric, dict.fromkeys(names, 0.0))
     log_start(parts, given, recipe, report, shapes)

@@ -87,7 +87,7 @@ def span_candidates(logits_BLC: jax.Array, mask_BL: jax.Array, count: int) -> di
     """
     logits_BLC = logits_BLC.astype(jnp.float32)
     inside_BLC = jnp.where(mask_BL[:, :, None] > 0, logits_BLC, -jnp.inf)
-    # top_k refuses more places than the sequence has; -inf keeps those of padding last.
+    # top_k refuses more places than the sequence has; -inf keeps padding last.
     count = min(count, logits_BLC.shape[1])
     # Place 0 is the first token ([CLS]), where a question without an answer has both ends (run_squad.py).
     best: dict[str, jax.Array] = {"null_scores": logits_BLC[:, 0].sum(-1)}

@@ -110,7 +110,7 @@ def build(config: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:
             f"mesh data × fsdp × tensor = {data} × {config.fsdp} × {config.tensor} = {data * model} "
             f"does not fit {len(devices)} device{'s' if len(devices) > 1 else ''}; their product must be the same"
         )
-    # Auto: XLA derives the sharding of intermediate arrays from those of parameters, batches and `constrain`.
+    # Auto: XLA derives shardings of intermediate arrays from parameters, batches and `constrain`.
     return Mesh(arrange((data, config.fsdp, config.tensor), devices), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
@@ -155,6 +155,7 @@ def _fits(shape: Shape, devices: Sequence[Device]) -> bool:
 
 def _others(shape: Shape) -> list[Shape]:
     """Returns all shapes of as many devices, nearest first: least Σ |log(a/b)| over the sizes of the axes."""
+    # All ways to write the number of devices as a product of three.
     count = math.prod(shape)
     sizes = [size for size in range(1, count + 1) if count % size == 0]
     shapes = [(count // (f * t), f, t) for f in sizes for t in sizes if count % (f * t) == 0]

@@ -1,9 +1,9 @@
-"""Whether a lower or a higher value of each metric is better, and the rank that the best checkpoint is chosen by."""
+"""The better direction of each metric, lower or higher, and the rank by which the best checkpoint is chosen."""
 
 from typing import Literal
 
 BETTER: dict[str, Literal["lower", "higher"]] = {
-    # losses, and what is added to them
+    # losses and penalties
     **dict.fromkeys(("loss", "mlm_loss", "nsp_loss", "lm_loss", "forward_loss", "backward_loss"), "lower"),
     **dict.fromkeys(("classify_loss", "regress_loss", "tag_loss", "choice_loss", "span_loss", "mix_penalty"), "lower"),
     **dict.fromkeys(("full_perplexity", "sampled_perplexity"), "lower"),
@@ -18,9 +18,9 @@ BETTER: dict[str, Literal["lower", "higher"]] = {
     **dict.fromkeys(("unigram_loss", "mean_mse"), "lower"),
     **dict.fromkeys(("unigram_accuracy", "majority_accuracy", "majority_exact_match"), "higher"),
 }
-"""Whether a lower or a higher value of a metric is better. A new metric gets its line here: `rank` guesses none."""
+"""Metric → its better direction. A new metric needs an entry here: `rank` does not guess."""
 
 
 def rank(metric: str, value: float) -> float:
-    """Returns a metric's rank, the lower the better. Raises KeyError for a metric that BETTER lacks."""
+    """Returns a metric's rank, the lower the better. Raises KeyError for a metric that is not in BETTER."""
     return value if BETTER[metric] == "lower" else -value

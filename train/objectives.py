@@ -118,6 +118,7 @@ class BiLmObjective:
         return {term: jnp.maximum(batch[name].sum(), 1e-9) for term, name in both}
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
+        # The head has summed its losses over all words, with next_weights, in nats.
         forward, backward = (outputs.heads["bilm"][name].total for name in elmo.DIRECTIONS)
         ahead, behind = batch["next_weights"].sum(), batch["next_weights_backward"].sum()
         # Named apart so that nobody compares a training perplexity with one over the whole vocabulary.
@@ -170,6 +171,7 @@ class Regress:
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
         # The head has one output: [B, 1] → [B].
         error_B = jnp.square(outputs.heads["regress"][:, 0] - batch["targets"])
+        # Pearson and Spearman are no sums, and come from the gathered predictions.
         return {"regress_loss": Sum((error_B * batch["valid"]).sum(), batch["valid"].sum())}
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
@@ -256,6 +258,7 @@ class SpanObjective:
     terms: dict[str, float] = field(default_factory=lambda: {"span_loss": 1.0})
     n_best: int = 20
 
+    # Windows without the answer have start and end 0 and count, as in run_squad.py; filled-up ones weigh 0.
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
         return {"span_loss": jnp.maximum(batch["weights"].sum(), 1e-9)}
 

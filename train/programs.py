@@ -14,7 +14,7 @@ import numpy as np
 from contexture.train.settings.run import Run
 from contexture.train.settings.sections import EvaluateConfig, InitConfig, LogConfig, SaveConfig
 
-# F: the function that makes jitted functions, whose type `shared` leaves as it is.
+# F: the function that makes jitted functions; `shared` keeps its type.
 F = TypeVar("F", bound=Callable[..., Any])
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 """The shapes of a batch's arrays, in the order of their names."""

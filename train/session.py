@@ -1,4 +1,4 @@
-"""A training under way: what is due after each step, and what is needed for it."""
+"""A training in progress: logging, evaluating, saving and stopping between its steps."""
 
 import dataclasses
 import sys
@@ -34,7 +34,7 @@ class Evaluated(TypedDict, total=False):
 
 @dataclass
 class Session:
-    """Logs, measures, evaluates, saves and leaves, between the steps of one training.
+    """The state of one training, and the work between its steps: log, measure, evaluate, save, leave.
 
     Attributes:
         start: the step that it begins with
@@ -63,12 +63,12 @@ class Session:
 
     @property
     def end(self) -> int:
-        """The step to end with; where patience has ended, the first."""
+        """The step to end with; the first one if patience has already ended."""
         return self.start if self._patience_ended() else self.parts.run.steps
 
     def begin(self) -> None:
-        """Does what is due before the first step: the evaluation that a signal cut short, or the measure of a model
-        that is trained further."""
+        """Before the first step: repeats an evaluation that a signal cut short, or measures a model that is trained
+        further."""
         run = self.parts.run
         if self.parts.held_out is None:
             return
@@ -84,7 +84,7 @@ class Session:
                 self._leave(self.signals.state)
 
     def after_step(self, metrics: Metrics) -> bool:
-        """Does what is due after a step, and returns whether training is over.
+        """Logs, evaluates and saves as the step requires, and returns whether training is over.
 
         Raises:
             Diverged: when too many steps in a row had no finite numbers.
@@ -156,7 +156,7 @@ class Session:
         )
 
     def _measure(self) -> dict[str, float] | None:
-        """Returns the held-out metrics, recorded; None if a signal came before they were complete."""
+        """Measures and records the held-out metrics, and returns them; None if a signal came before the end."""
         parts = self.parts
         assert parts.held_out is not None
         try:
@@ -179,7 +179,7 @@ class Session:
         return metrics
 
     def _evaluate(self) -> Evaluated | None:
-        """Measures, updates the best so far, and returns what the checkpoint keeps of it; None as `_measure`."""
+        """Measures, updates the best so far, and returns the checkpoint's note of it; None as `_measure`."""
         if (metrics := self._measure()) is None:
             return None
         # The lower the rank the better: accuracies and the like count negative.
@@ -193,7 +193,7 @@ class Session:
         # held_out_loss has an argument of its own in `save`; all other fields go into the meta as they are.
         kept = {name: value for name, value in evaluated.items() if name != "held_out_loss"}
         best, lines = dataclasses.asdict(self.best), run.data.examples_before(self.done)
-        # The checkpoint before is on disk now: its records may be written, and none is held for two intervals.
+        # After `wait` the previous checkpoint is on disk: its records are written, and none is held for two intervals.
         with self.meter.pausing("save"):
             self.checkpoints.wait()
             self.report.release(self.checkpoints.finished)

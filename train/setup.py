@@ -110,7 +110,7 @@ def prepare(run: Run, folder: Path, mesh: Mesh, signals: Signals) -> tuple[Train
         raise ConfigError(f"evaluate.{name} wants held-out examples; give --task.dev or --data.dev, or a fraction")
     # What guessing by frequencies reaches: the figure that a model must beat.
     guess = baseline(held_out, store, signals) if held_out else {}
-    # The run as it is trained: epochs become steps, and what was left to the data is filled in.
+    # The run's final form: epochs become steps, and settings that follow from the data are filled in.
     run = resolve_schedule(run, batches.examples_per_epoch)
     run = run_file.with_data_facts(run, words=tokenizer.size, pair=isinstance(store, ExampleStore) and store.pair)
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, length=batches.length))

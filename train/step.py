@@ -305,7 +305,7 @@ def _all_finite(carry: Carry) -> jax.Array:
 def evaluation_step(model: Model, objective: Objective, mesh: Mesh) -> EvaluationStep:
     """Returns the jitted (params, batch, carry) → (sums, predictions, next carry), without dropout.
 
-    carry is that of the batch before, None before the first. All results are whole on every process.
+    carry comes from the previous batch; None before the first. All results are whole on every process.
     """
 
     def step(params: Params, batch: Batch, carry: Carry) -> tuple[dict[str, Sum], Predictions, Carry]:

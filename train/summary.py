@@ -87,7 +87,7 @@ def log_start(parts: TrainingSetup, given: Run, recipe: Run, report: Report, sha
 
 
 def _rate_note(run: Run, recipe: Run) -> str:
-    """Returns where the learning rate of a small model comes from, unless the user gave another; else ""."""
+    """Returns a note on the learning rate of a small model, unless the user gave another; else ""."""
     width, rate = getattr(run.model, "hidden", BASE_WIDTH), run.optim.peak_lr
     # finetuning recipes scale the papers' rates, which are for 768 hidden units, to the width of smaller models.
     fine_tunes = run.task.kind != "off" and isinstance(run.model, TransformerConfig)
@@ -133,6 +133,7 @@ def log_end(parts: TrainingSetup, folder: Path, first: int, done: int, start: fl
                 logger.info(f"evaluate, predict, embed and export take step {best.step}; --step N takes another")
         if line := _no_better_than_a_guess(held, run):
             logger.warning(line)
+    # Where everything is, and the command that most users want next.
     logger.info(f"{folder}: checkpoints/, metrics.jsonl, loss.png, loss.svg, loss.pdf")
     logger.info(f"next: {next_command(run, folder)}")
 
@@ -146,7 +147,7 @@ _GUESSES = {
 
 
 def _no_better_than_a_guess(held: Sequence[Mapping[str, Any]], run: Run) -> str:
-    """Returns a warning where no evaluation of a task was better than one answer to everything; else ""."""
+    """Returns a warning if no evaluation of a task beat the baseline of one answer to everything; else ""."""
     for name, (metric, answer) in _GUESSES.items():
         # Step 0 is no result of this training; a figure that was not finite is None in metrics.jsonl.
         pairs = [(r[metric], r[name]) for r in held if r["step"] and None not in (r.get(metric), r.get(name))]

@@ -170,7 +170,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "zeroshot": Command(
         group="Use a run",
-        summary="Measure a pretrained run on a task untrained",
+        summary="Evaluate a pretrained run on a task zero-shot",
         run="inspection.zeroshot.zeroshot_command",
         request="ZeroshotRequest",
         usage="RUN --task TASK --input FILE … [options]",

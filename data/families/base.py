@@ -103,6 +103,7 @@ class TextFamily:
 
     def why_not_learned(self, kind: str) -> str:
         """Returns why no new run should begin with a vocabulary of this kind; "" where it may."""
+        # A GPT reads kinds that no new run should begin with; for the others both are the same.
         return self.why_not(kind)
 
     def check_task_vocabulary(self, tokenizer: Tokenizer) -> None:
@@ -111,6 +112,7 @@ class TextFamily:
 
     def with_task_tokens(self, tokenizer: Tokenizer) -> Tokenizer:
         """Returns the vocabulary with any missing `task_tokens` appended."""
+        # Appended, so that the ids of the pretrained vocabulary stay.
         missing = [name for name in self.task_tokens if name not in tokenizer.specials]
         return with_added_tokens(tokenizer, missing) if missing else tokenizer
 
@@ -162,6 +164,7 @@ class TextFamily:
 
     def truncated_words(self, words: Sequence[str]) -> int:
         """Returns how many of the words lose their end however long the sentence is."""
+        # Only an ELMo reads the beginning of a word alone.
         return 0
 
     def truncation(self, texts: str, length: int) -> str:

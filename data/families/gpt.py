@@ -48,6 +48,7 @@ class GptText(TextFamily):
         return "" if kind != StaticWords.kind else not_static(self.name, kind)
 
     def why_not_learned(self, kind: str) -> str:
+        # Neither takes added tokens (`with_added_tokens`), which tasks need.
         if kind in (WordPiece.kind, Words.kind):
             return (
                 f"no gpt should start with a vocabulary of kind {kind}: fine-tuning could add no tokens to it; learn "

@@ -177,6 +177,7 @@ class _Cells:
 
     def value(self, place: int) -> object:
         if self._fields:
+            # An object may be missing as a whole, or some of its fields.
             valid = self._column[place].is_valid
             return {name: field.value(place) for name, field in self._fields.items()} if valid else None
         if self._values is None:
@@ -229,6 +230,7 @@ def _longest(column: Any) -> int:
     if not (types.is_string(column.type) or types.is_large_string(column.type)):
         return 0
     lengths: Any = compute.binary_length(column)  # pyright: ignore[reportAttributeAccessIssue]
+    # None where the whole column is missing.
     return compute.max(lengths).as_py() or 0  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -358,6 +360,7 @@ def _check_ends(file: Path, opened: Any) -> None:
     """Raises: DataError for an IPC stream without its mark of the end: it may be cut off between two batches."""
     size = opened.seek(0, os.SEEK_END)
     opened.seek(max(0, size - 8))
+    # The end mark is a message of length 0.
     if opened.read() != _CONTINUED + bytes(4):
         raise DataError(f"{file}: an Arrow stream without an end mark, cut off or never closed; {_AGAIN}, and close it")
 

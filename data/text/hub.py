@@ -48,6 +48,7 @@ class _Address:
         # `..` would lead out of the data set's folder in the cache.
         if not match or not path or ".." in path.split("/"):
             raise DataError(f"{address}: no address of a data set's files on the hub; give {_FORM}")
+        # A slash in a revision is written %2F.
         return cls(match["repo"], unquote(match["revision"] or ""), path)
 
     def at(self, commit: str) -> str:
@@ -169,6 +170,7 @@ def _others(address: str, commit: str) -> str:
     this = _Address.parse(address)
     with _one_line_errors(address, "data set"):
         names = HfApi().list_repo_files(this.repo, repo_type="dataset", revision=commit)
+    # Only files that could be read here are suggested.
     names = sorted(name for name in names if inner_suffix(name) in (*_IN_FOLDERS, ".json"))
     near = did_you_mean(this.path, names)
     shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

@@ -89,6 +89,7 @@ def _raw_lines(path: Path, seen: Seen, cut_long: bool, most: int) -> Iterator[tu
                     while cut > len(raw) - 4 and raw[cut - 1] & 0xC0 == 0x80:
                         cut -= 1
                     cut = cut - 1 if raw[cut - 1] >= 0xC0 else cut
+                # What follows the cut begins the next piece.
                 rest = bytearray(raw[cut:])
                 yield number, raw[:cut]
             elif not cut_long and len(rest) > most:

@@ -297,6 +297,7 @@ def sentence_batches(source: Source, split: bool, seen: Seen = len) -> Iterator[
         # An empty line is a border.
         for text in (sentences(line) if split else [line]) if line else [None]:
             batch.append(text)
+            # One more for each, so that borders and empty lines bound a batch too.
             size += len(text or "") + 1
             if size >= _BATCH:
                 yield batch

@@ -280,6 +280,7 @@ def _plain(feature: Any, value: Any) -> Cell:
         return feature.int2str(int(value)) if value >= 0 else None
     if isinstance(feature, kinds.Sequence) and not isinstance(value, dict):
         return [_plain(feature.feature, each) for each in value]
+    # Texts are bytes in TFDS.
     if isinstance(value, bytes):
         return value.decode("utf-8")
     if isinstance(value, str | dict | list) or np.ndim(value):

@@ -109,6 +109,7 @@ def learn_characters(texts: Iterable[str], size: int) -> Characters:
             f"the text has {len(characters)} different characters, a vocabulary of {size} no room for them; "
             f"give a size of {len(characters)}, or learn a byte-bpe"
         )
+    # Sorted, so that the order of the text does not matter.
     return Characters(sorted(characters))
 
 

@@ -75,6 +75,7 @@ class CorpusVocabulary:
 
     def facts(self) -> dict[str, dict[str, int]]:
         """Returns how many words the vocabulary lacks, and how many words are cut and how many times."""
+        # The size of their file is checked when shards are opened.
         lacking = {"words": len(self._ids.new), "bytes": len(self.unknown())}
         return {"unknown": lacking, "cut": {"words": len(self._seen), "times": self._times}}
 

@@ -16,6 +16,7 @@ from contexture.data.tokenizers.sentencepiece_model import SentencePiece, learn_
 from contexture.data.tokenizers.word_level import StaticWords, Words, learn_words
 from contexture.data.tokenizers.wordpiece import WordPiece, learn_wordpiece
 
+# GPT-1's and static vocabularies are read, and never learned.
 KINDS = (*get_args(LearnedKind), Gpt1BPE.kind, StaticWords.kind)
 _NO_OPTIONS = "not the options of a tokenizer; make it again, or give the vocabulary's own file"
 
@@ -147,9 +148,7 @@ def _open_saved(folder: Path) -> Tokenizer:
         fits = fits and (kind not in (Words.kind, StaticWords.kind) or options["split"] in word_level.SPLITS)
         named = isinstance(names, list) and all(isinstance(name, str) for name in names)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise DataError(
-            f"{file}: not the options of a tokenizer; make it again, or give the vocabulary's own file"
-        ) from None
+        raise DataError(f"{file}: {_NO_OPTIONS}") from None
     if type(format) is not int or format != tokenizer_files.FORMAT or kind not in KINDS:
         raise DataError(
             f"{file}: format {format!r}, kind {kind!r}; this reads format {tokenizer_files.FORMAT}, "
@@ -164,6 +163,7 @@ def _open_saved(folder: Path) -> Tokenizer:
 def _open_kind(folder: Path, kind: str, options: SavedOptions) -> Tokenizer:
     if kind == WordPiece.kind:
         longest = options.get("longest_word", wordpiece.LONGEST_WORD)
+        # Left out where it follows `lowercase`.
         file, accents = folder / wordpiece.VOCABULARY, options.get("strip_accents")
         return WordPiece.open(file, options["lowercase"], longest, accents)
     if kind == ByteBPE.kind:

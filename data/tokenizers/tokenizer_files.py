@@ -48,6 +48,7 @@ def save(folder: Path, files: Mapping[str, bytes]) -> None:
 
     Raises: DataError where the folder holds something else, or cannot be made.
     """
+    # Links stay links: the folder is made where they lead.
     folder = Path(os.path.realpath(folder))
     # One of the files is enough to be another tokenizer: nothing is ever mixed or replaced.
     if any(os.path.isfile(folder / name) for name in files):

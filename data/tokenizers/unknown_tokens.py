@@ -66,7 +66,7 @@ class LostMarks:
         often = ", ".join(f"{character!r}" for character, _ in self.marked.most_common(3))
         return (
             f"{where}: {share:.1%} of the characters lose a vowel or another mark of their letter (as {often}), since "
-            f"a lower-case WordPiece strips accents, as the original does; {mend}"
+            f"this WordPiece strips accents, as the original's lower-case one does; {mend}"
         )
 
 
@@ -78,8 +78,8 @@ class UnknownTokens:
         self._unk: int | None = unk if unk is not None and unk >= 0 else None
         self._tokenizer = tokenizer
         self._texts: list[str] = []
-        # Unless told otherwise, a lower-casing WordPiece strips marks; other vocabularies keep them.
-        self._marks = LostMarks() if isinstance(tokenizer, WordPiece) and tokenizer.lowercase else None
+        # A WordPiece strips marks where it lower-cases, unless it was told otherwise; other vocabularies keep them.
+        self._marks = LostMarks() if isinstance(tokenizer, WordPiece) and tokenizer.strip_accents else None
         self.tokens = self.unknown = 0
 
     @property
@@ -100,6 +100,7 @@ class UnknownTokens:
 
     def commonest(self, count: int = 5) -> list[tuple[str, int]]:
         """Returns the commonest characters that are unknown alone, and words that are unknown for another reason."""
+        # As the tokenizer itself splits text, or at white space.
         split = getattr(self._tokenizer, "words", str.split)
         # Only texts with an unknown token are kept, and not all of them.
         words = Counter(word for text in self._texts for word in split(text))

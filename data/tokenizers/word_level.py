@@ -281,6 +281,7 @@ def spaced_words(text: str) -> list[tuple[str, bool]]:
 
 def _splitter(split: str) -> Callable[[str], list[str]]:
     """Text → its words."""
+    # At any white space of Unicode, or by words and marks.
     return str.split if split == "spaces" else _pattern().findall
 
 

@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 
 from contexture.data.batches import Batches
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.layouts import with_task_tokens
 from contexture.data.open_batches import open_batches
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tasks.encode.encode_examples import encode
@@ -235,7 +234,7 @@ def test_a_tasks_losses_are_the_same_on_a_mesh_in_parts(run, batches, task_files
     task = TaskConfig(kind="tag", train=(str(task_files / "tag.train.conllu"),), class_weights=("VERB=3", "DET=0.5"))
     tokenizer = batches.tokenizer
     if run.family == "gpt":
-        task, tokenizer = dataclasses.replace(task, lm_weight=0.5), with_task_tokens(tokenizer)
+        task, tokenizer = dataclasses.replace(task, lm_weight=0.5), run.text.with_task_tokens(tokenizer)
         run = dataclasses.replace(run, model=dataclasses.replace(run.model, vocab=tokenizer.size))
     store = encode(task, tokenizer, tmp_path / "data")
     tagging = dataclasses.replace(run, task=task, data=dataclasses.replace(run.data, packed=False))

@@ -59,6 +59,7 @@ class _OneByOne(type_handlers.NumpyHandler):
         self.not_made: list[BaseException] = []
 
     async def _open_and_write(self, value: Any, tspec: dict[str, Any], ts_context: Any) -> None:
+        # One array is in memory at a time: the next coroutine waits until this one is written.
         async with self._turn:
             # After a failure the other coroutines end at once: making further arrays may take minutes.
             if not self.failed:

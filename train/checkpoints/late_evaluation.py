@@ -24,7 +24,7 @@ def text_digest(tree: object) -> str:
 
 def write(checkpoint: Path, evaluated: Mapping[str, object]) -> None:
     """Writes the evaluation of a checkpoint. Raises OSError."""
-    # `of` names the checkpoint by the digest of its digests: the file is void beside any other checkpoint.
+    # `of` identifies the checkpoint by the digest of its digests: the file is void in any other checkpoint's folder.
     of = (checkpoint / "digest" / "metadata").read_text("utf-8")
     tree = {"of": text_digest(json.loads(of)), "found": evaluated}
     with atomic_file(checkpoint / _NAME) as part:

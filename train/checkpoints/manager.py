@@ -60,7 +60,7 @@ def read_meta_together(directory: Path) -> Meta:
 
 
 def _stored(state: Any) -> dict[str, object]:
-    """Returns a state as it is written: its fields by name, without those that hold no array (an empty carry)."""
+    """Returns the stored form of a state: its fields by name, without those that hold no array (an empty carry)."""
     parts = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     return {name: part for name, part in parts.items() if jax.tree.leaves(part)}
 
@@ -126,7 +126,7 @@ def _read_fitting(
     # A folder that somebody has renamed or copied would resume at the wrong step.
     if str(meta["step"]) != directory.name:
         raise CheckpointError(f"item meta: is of step {meta['step']}")
-    # Paths relative to the prefix, like those of `expected`.
+    # Paths relative to the prefix, as in `expected`.
     stored = {name[len(start) :]: word for name, word in words.items() if name.startswith(start)}
     if part:
         stored = {name: word for name, word in stored.items() if name in expected}
@@ -241,7 +241,7 @@ class Checkpoints:
                     f"checkpoint {self.directory / str(step)} is of a run with other settings, text or vocabulary; "
                     "give another --dir"
                 )
-            # Moved only now that a good one is known: a run without any is left as it is.
+            # Moved only now that a good one is known: a run without a good one is left unchanged.
             if bad:
                 self._move_damaged([s for s in existing if s > step])
             return state, meta

@@ -88,7 +88,7 @@ def best_step(ranks: dict[int, float | None]) -> int | None:
 
 
 def best_checkpoint(folder: Path, metric: str) -> tuple[int | None, dict[int, float | None]]:
-    """Returns (the step of a run's best checkpoint, the rank of each good one); None where none was evaluated."""
+    """Returns (the step of a run's best checkpoint, or None if none was evaluated; the rank of each good one)."""
     ranks: dict[int, float | None] = {}
     for step in steps(folder / "checkpoints"):
         # A damaged checkpoint is not the best one, however good it was.
@@ -100,9 +100,9 @@ def best_checkpoint(folder: Path, metric: str) -> tuple[int | None, dict[int, fl
 
 
 def slim_places(folder: Path) -> tuple[Path, Path, Path]:
-    """Returns a run's checkpoints, and where `contexture slim` puts the old ones and the new one for a moment.
+    """Returns the folder of a run's checkpoints, and the two that `contexture slim` uses for the old and new ones.
 
-    Their names are its own: a folder beside the checkpoints may be somebody's copy of them.
+    Their names are specific to it: any other folder next to the checkpoints may be somebody's copy of them.
     """
     # Beside the real folder, if checkpoints/ is a link to another disk: a rename must not cross disks.
     place = (folder / "checkpoints").resolve()
@@ -113,10 +113,13 @@ def slim_places(folder: Path) -> tuple[Path, Path, Path]:
 def find_steps(folder: Path, step: Step) -> list[int]:
     """Returns the steps of the checkpoints that may answer for a run, in the order in which they are tried.
 
-    step: a number is that step alone, "best" the best alone. None is the best one of a run with evaluate.patience,
-    which keeps its best, and then, as of any run, the newest first.
+    Args:
+        folder: the run.
+        step: a number for that step alone, "best" for the best alone. None is the best one first if the run has
+            evaluate.patience, and then all others, newest first.
 
-    Raises: ConfigError if the run has no checkpoint, or not the one that is asked for.
+    Raises:
+        ConfigError: when the run has no checkpoint, or not the one that is asked for.
     """
     existing = steps(folder / "checkpoints")
     # A run without checkpoints: untrained, or between the two renames of `slim`.

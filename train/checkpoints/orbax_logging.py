@@ -24,6 +24,7 @@ def orbax_silenced() -> Iterator[None]:
     # Whatever hooks and levels there were come back at the end of the block.
     hooks = threading.excepthook, sys.unraisablehook, sys.excepthook
     levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    # _silence adds a filter for warnings, which ends with this block.
     with warnings.catch_warnings():
         _silence()
         try:

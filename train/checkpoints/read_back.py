@@ -72,7 +72,7 @@ def read_arrays(
 def _groups(seed: str, sizes: dict[str, int], most: int) -> Iterator[set[str]]:
     """Yields the names in random order, in groups of at most _BYTES bytes and `most` arrays, or of one large array."""
     names = sorted(sizes)
-    # Seeded by the step: the same checkpoint has the same sample, and the next one another.
+    # Seeded by the folder's name, which holds the step: the next checkpoint has another sample.
     random.Random(seed).shuffle(names)
     group: set[str] = set()
     for name in names:

@@ -67,7 +67,8 @@ def slim(folder: Path, step: Step = None, check: Callable[[], None] = lambda: No
         if not _has_more(place):
             (kept,), size = steps(place), _bytes(place)
             return {"run": str(folder), "step": kept, "removed_steps": [], "bytes_before": size, "bytes_after": size}
-        # No other one is taken where this one cannot be read: the reason may pass, and what is removed is gone.
+        # If this checkpoint cannot be read, no other one takes its place: the reason may pass, but what is removed is
+        # gone for ever.
         kept = find_steps(folder, step)[0]
         try:
             _copy(folder / "checkpoints" / str(kept), new, check)

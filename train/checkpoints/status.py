@@ -67,6 +67,7 @@ def status(folder: Path) -> RunStatus:
     newest: dict[str, Record] = {}
     for line in _from_the_end(metrics):
         newest.setdefault(str(line["split"]), line)
+        # One of training and one held out: the rest of the file is not read.
         if len(newest) == 2:
             break
     train, held = newest.get("train", {}), newest.get("dev", {})
@@ -117,7 +118,8 @@ def _best(folder: Path, step: int) -> _Best:
 
 
 def describe_status(now: RunStatus) -> str:
-    """Returns the state of a run as three lines for people, of at most 60 columns beside the names."""
+    """Returns the state of a run as three lines for people, of at most 60 columns plus names."""
+    # What is unknown is left out: an imported run has no length, a damaged one no losses.
     step = f"step {now['step']:,}" + (f" of {now['steps']:,}" if now["steps"] else "")
     if now["steps"]:
         step += f" ({now['step'] / now['steps']:.0%})"
@@ -148,7 +150,7 @@ def describe_status(now: RunStatus) -> str:
 
 
 def _age(path: Path) -> float | None:
-    """Returns the seconds since a file was written; None where there is none."""
+    """Returns the seconds since a file was written; None if there is no such file."""
     # Never negative: a file system's clock may be ahead of this machine's.
     try:
         return max(time.time() - path.stat().st_mtime, 0.0)

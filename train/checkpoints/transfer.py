@@ -137,7 +137,7 @@ def load_parameters(
 
 @dataclass(frozen=True)
 class Account:
-    """What becomes of every parameter, by path.
+    """The fate of every parameter, by path.
 
     Args:
         kept: its shape, the same in both runs
@@ -216,7 +216,7 @@ def _grows(path: str, old: list[int], new: list[int]) -> bool:
 def begin_from(
     run: Run, labels: tuple[str, ...], vocab_size: int, fresh: State, mesh: Mesh, show_table: ShowTable
 ) -> State:
-    """Returns the state `fresh` with the parameters of `run.init.run` where it has them; shows what becomes of each.
+    """Returns the state `fresh` with the parameters that `run.init.run` provides; shows the account of all of them.
 
     Args:
         run: the new run.

@@ -44,12 +44,14 @@ def agree_on_content(directory: Path, run: Run, tokenizer: Tokenizer, data: Shar
             file = folder / "run.json"
             facts[f"{name}run.json"] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "none"
             facts[f"{name}checkpoints"] = steps(folder / "checkpoints")
+    # Fingerprints cover the content of the files, wherever they are.
     facts |= {"the tokenizer": tokenizer.fingerprint, "the data": data.fingerprint if data is not None else "none"}
     processes.agree(facts, "every process must see the same files")
 
 
 def agree_on_run(run: Run) -> None:
     """Raises ConfigError in every process of a job if one was started with other options, or has other libraries."""
+    # Every option but paths, under the names that the user knows from the command line.
     facts: dict[str, object] = {name: value for name, value in fields(run).items() if name not in _PLACES}
     # One kind of device, one version of each library: a step is one program, which all processes must compile alike.
     facts["devices"] = sorted({device.device_kind for device in jax.local_devices()})

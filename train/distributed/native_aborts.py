@@ -28,6 +28,7 @@ def nobody_came(count: str | None, address: str, minutes: float) -> str:
     missing = re.findall(r"^\d+$", written.partition("timed out task names:")[2].partition("RPC:")[0], re.MULTILINE)
     missing = sorted(set(missing), key=int)
     where, limit = address or "its address", f"mesh.startup-minutes={minutes:g}"
+    # Process 0 knows who is missing; the others only know that nobody answered.
     if missing:
         return f"process {', '.join(missing)} of {count} did not join at {where} within {limit}; see what it printed"
     return f"no coordinator answered at {where} within {limit}; see that process 0 runs there and the port is open"

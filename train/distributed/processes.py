@@ -97,6 +97,7 @@ def initialize(config: MeshConfig) -> None:
         ConfigError: when the job is not described.
         ProcessLost: when the others do not join within mesh.startup-minutes.
     """
+    # A program may train several times in one process: the job is joined once.
     if jax.distributed.is_initialized():
         return
     if not config.distributed:
@@ -108,6 +109,7 @@ def initialize(config: MeshConfig) -> None:
             )
         return
     _job.config = config
+    # Under SLURM, MPI and on TPU pods these are not set: jax finds the job by itself.
     count, number = os.environ.get("JAX_NUM_PROCESSES"), os.environ.get("JAX_PROCESS_ID")
     address = os.environ.get("JAX_COORDINATOR_ADDRESS", "")
     # Signals are answered here until training begins; jax's handler takes over then (train.run.signals).
@@ -115,7 +117,6 @@ def initialize(config: MeshConfig) -> None:
     # jax aborts when it finds a dead process: it gets four times the limit, so that the watching thread finds it first.
     patience = int(config.peer_minutes * 60) * 4 + 60
     waiting = threading.Timer(_QUIET_START, _say_waiting, (number, count, address, config))
-    # A line after ten seconds of silence, so that nobody takes a waiting process for a hung one.
     waiting.daemon = True
     waiting.start()
     native_aborts.divert_native_errors()
@@ -132,7 +133,6 @@ def initialize(config: MeshConfig) -> None:
                 # jax alone would listen on every interface
                 coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or address or None,
             )
-    # Either nobody answered in time, or the address or the numbers do not describe a job.
     except (ValueError, RuntimeError) as error:
         if "DEADLINE" in str(error):
             raise ProcessLost(native_aborts.nobody_came(count, address, config.startup_minutes)) from None
@@ -152,7 +152,9 @@ def initialize(config: MeshConfig) -> None:
         threading.Thread(target=work, name="contexture-watch", daemon=True).start()
 
 
+# Printed after ten seconds of silence, so that nobody takes a waiting process for a hung one.
 def _say_waiting(number: str | None, count: str | None, address: str, config: MeshConfig) -> None:
+    # The number is unknown where jax finds the job by itself.
     who = f"process {number or '?'} of {count or '?'}"
     where = visible(address) or "the coordinator"
     print(f"{who} waits for the others at {where} (mesh.startup-minutes={config.startup_minutes:g})", file=sys.stderr)
@@ -172,6 +174,7 @@ def _address() -> str:
 
 
 def _resume() -> str:
+    # Read from the disk when the line is written, since checkpoints come while the job runs.
     good = _job.saved_steps()
     if not good:
         return "there is no checkpoint yet; start the same command again"
@@ -382,6 +385,7 @@ def agree(facts: Mapping[str, object], mend: str, minutes: float = math.inf) -> 
 
 
 def _short(value: object) -> str:
+    # A list of labels or paths may be long; the name of the fact says where to look.
     text = str(value)
     return text if len(text) <= 80 else text[:77] + "…"
 

@@ -19,8 +19,11 @@ NO_CHECKPOINT = (
 def unigram_baseline(counts_V: np.ndarray, labels_V: np.ndarray) -> dict[str, float]:
     """p = (count + 1) / Σ (count + 1) of the training text; loss = -Σ labels · log p / Σ labels, in nats.
 
-    counts_V, labels_V: how often each token occurs in the training text, and how often it is to be predicted. The
-    accuracy comes from always predicting the most frequent token.
+    The accuracy comes from always predicting the most frequent token.
+
+    Args:
+        counts_V: how often each token occurs in the training text.
+        labels_V: how often each token is to be predicted in the held-out text.
     """
     # Add-one smoothing: a token that the training text lacks must not make the loss infinite.
     prob_V = (counts_V + 1.0) / (counts_V.sum() + len(counts_V))

@@ -162,7 +162,7 @@ def report_odd(held_out: HeldOut) -> dict[str, float]:
 
 
 def evaluate_run(request: EvaluationRequest, cancel: CancelToken = NEVER) -> EvaluationResult:
-    """Evaluates the checkpoint that answers for a run (`find_steps`), or those of `request.step`.
+    """Evaluates the checkpoints that `request.step` names, or the run's default (`find_steps`).
 
     Uses the run's mesh if it fits the available devices, else pure data parallelism over all of them.
 
@@ -273,7 +273,7 @@ class _Evaluation:
                 "threshold": self._threshold(step),
             }
 
-        # Predictions of each step lie in a folder of their own, beside the table of all steps.
+        # Predictions of each step have a folder of their own; the table of all steps is next to these folders.
         to, name = _results_folder(self.folder, self.request), _data_name(self.request)
         return CheckpointResults(self.folder, to, name, self.request.split, depends_on, self.run.log.tensorboard)
 
@@ -387,7 +387,7 @@ def _joined(
 
 
 def _mesh(given: MeshConfig, run: Run) -> Mesh:
-    # A mesh that the user names is taken as it is, or refused.
+    # A mesh that the user gives is used, or refused.
     if given != MeshConfig():
         return meshes.build(given)
     # A run of many devices is often evaluated on one: metrics do not depend on the mesh.
@@ -416,7 +416,7 @@ def _predictions_file(folder: Path, request: EvaluationRequest, step: int) -> Pa
 
 @contextlib.contextmanager
 def _writing(path: Path | None) -> Iterator[IO[str] | None]:
-    """The file of predictions, opened for writing in process 0; it is at `path` whole or not at all."""
+    """Yields the file of predictions, open for writing in process 0, else None; it appears at `path` atomically."""
     if path is None or jax.process_index() > 0:
         yield None
         return
@@ -426,5 +426,5 @@ def _writing(path: Path | None) -> Iterator[IO[str] | None]:
             yield file
         # Still inside: the new file has not taken the name yet, so the old one can be moved.
         if path.is_file() and not filecmp.cmp(part, path, shallow=False):
-            # It holds other predictions: of other examples, or of the run before it was trained further.
+            # The old file has predictions for other examples, or from before the run was trained further.
             logger.info(f"moved the {path.name} of other examples to {move_aside(path.parent, [path.name], 'earlier')}")

@@ -139,7 +139,7 @@ class CalibrationBins:
 
 
 def calibration_bins(predictions: LabelledPredictions, bins: int = BINS) -> CalibrationBins | None:
-    """Returns the bins of the predictions by their probability; None where no probability is a number above 0."""
+    """Returns the bins of the predictions by their probability; None if no probability is a number above 0."""
     from sklearn.calibration import calibration_curve
 
     # 0 marks a truncated word, which has no probability.

@@ -77,6 +77,7 @@ class ExampleOrder:
         # A window is complete: it holds a run of consecutive examples, which argsort puts in order.
         numbers, outputs = np.concatenate(self._numbers), self._outputs
         self._numbers, self._outputs = [], []
+        # Every number comes once, so the order is unique.
         order = np.argsort(numbers)
         return numbers[order], {name: _joined([each[name] for each in outputs])[order] for name in predictions}
 

@@ -121,6 +121,7 @@ class Predictor:
             DataError: when the batch has no sequences, or too many.
         """
         check_batch(batch, "examples")
+        # run.json first: it needs no jax, and refuses most mistakes.
         self.folder = Path(run)
         record = run_file.read(self.folder)
         self.run = record.run
@@ -181,7 +182,7 @@ class Predictor:
         parts = [part for part in given if isinstance(part, str)]
         if not parts or len(parts) < len(given):
             raise DataError(f"{origin}: {text!r} is not a text, a pair of texts or, for tags, a list of words")
-        # Words are the user's: a text is split at white space, a list is taken as it is.
+        # Words are the user's: a text is split at white space, a list is used unchanged.
         if self.run.task.kind == "tag":
             return Tagged(tuple(text.split() if isinstance(text, str) else parts), None, origin)
         if self.run.task.kind == "span":
@@ -228,6 +229,7 @@ class Predictor:
         window = window_of(self.run.task, limit)
         if window and any(isinstance(example, Pair) for example in given):
             raise DataError(f"{origin}: a pair of texts, and the run reads single texts, in windows; give one text")
+        # Tokens, labels and windows of the chunk, as the files of a training set would have them.
         encoded = encode_chunk(given, kind, numbers, labels, self.report, layout, context, window)
         same_shape(encoded, self.pair, origin)
         if before or after:

@@ -67,6 +67,7 @@ class PredictionCollector:
 
         If batches are sorted by length, nothing comes until the last batch of a window, and then all its examples.
         """
+        # Examples are scored in their own order, whatever order batches came in.
         if (ready := self._order.add(step, predictions)) is None:
             return
         numbers, outputs = ready if self.split.windows == "off" else self._of_texts(*ready)
@@ -107,7 +108,7 @@ class PredictionCollector:
         return np.concatenate(self._gold)[chosen], np.concatenate(self._predicted)[chosen]
 
     def by_file(self) -> list[FileRow]:
-        """Returns the examples and metrics of each source, where there are several."""
+        """Returns the number of examples and the metrics of each source, if there are several."""
         return rows_by_file(self.split.sources, np.concatenate(self._files), self.figures)
 
     def records(self, rows: Rows, outputs: dict[str, np.ndarray]) -> list[dict[str, object]]:
@@ -296,6 +297,7 @@ def collector_of(held_out: HeldOutTask, labelled: bool = True) -> Collector:
 def majority_baseline(store: ExampleStore, split: ExampleSplit) -> dict[str, float]:
     """Returns the majority baseline's metric: majority_accuracy, mean_mse for numbers, or for questions
     majority_exact_match of always answering "none"."""
+    # A figure that needs no model at all: what a model has to beat.
     return COLLECTORS[store.kind].baseline(store, split)
 
 

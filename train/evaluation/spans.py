@@ -148,7 +148,7 @@ class SpanCollector:
         return squad_metrics.figures([each for each, number in pairs if file in (None, number)])
 
     def by_file(self) -> list[FileRow]:
-        """Returns the questions and scores of each source, where there are several."""
+        """Returns the questions and scores of each source, if there are several."""
         return rows_by_file(self.split.sources, np.array(self._files, np.int64), self.figures)
 
     def table(self) -> list[LabelRow]:

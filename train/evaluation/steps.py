@@ -70,6 +70,7 @@ def checkpoints_as_written(folder: Path, cancel: CancelToken) -> Iterator[int]:
 
     A checkpoint that was seen may be gone when it is its turn: retention keeps only some. `cancel` may raise.
     """
+    # Steps that were yielded, or are about to be: retention may remove a folder in between.
     seen: set[int] = set()
     while True:
         # The lock before the list: once the lock is free, the list has all that the training wrote.

@@ -129,6 +129,7 @@ def _planned(folder: Path, record: RunRecord, request: EvaluationRequest) -> lis
     for source, file in planned:
         if [other for _, other in planned].count(file) > 1:
             raise ConfigError(f"{source} and another file would both be {file.name}; give one of them")
+        # Both files of SQuAD: an older na_probs.json would not fit new predictions.
         taken = next((each for each in (file, file.with_name(_PROBABILITIES)) if each.exists()), None)
         if taken and not request.overwrite:
             raise ConfigError(f"{taken} is there already; give another --submission, or --overwrite")

@@ -94,8 +94,8 @@ def tagged(gold: Tags, predicted: Tags, labels: Sequence[str] = ()) -> dict[str,
     """Tags of examples → accuracy per word, and f1_macro over the tags that occur.
 
     If labels and tags mark entities (`entity_tags`), also CoNLL's entity_precision, entity_recall and entity_f1:
-    a predicted entity is a hit if its type, its first and its last word are those of a gold one, and hits are counted
-    over all types together (micro average). As in conlleval, an I- after nothing or after another type begins an
+    a predicted entity is a hit if its type, first word and last word equal a gold one's, and hits are counted over all
+    types together (micro average). As in conlleval, an I- after nothing or after another type begins an
     entity.
 
     A word without a prediction, "", is always wrong, and outside any entity.
@@ -116,7 +116,7 @@ def tagged(gold: Tags, predicted: Tags, labels: Sequence[str] = ()) -> dict[str,
 
 
 def class_table(gold: np.ndarray, predicted: np.ndarray, labels: Sequence[str]) -> list[LabelRow]:
-    """Returns a row for each label, in order; the arguments are those of `classified`."""
+    """Returns a row for each label, in order; arguments as for `classified`."""
     return _rows(labels, _rates(*_fitting(gold, predicted, labels), len(labels)))
 
 

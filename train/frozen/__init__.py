@@ -1,1 +1,1 @@
-"""What a frozen backbone computes of a task's examples: once, before the first step."""
+"""Runs a frozen backbone once over a task's examples, before the first step."""

@@ -42,10 +42,11 @@ def make_encoder(model: Model, run: Run) -> Encoder:
     layers, pooled = model.layers_read(), model.reads_pooled()
     # Stored as computed: a bfloat16 model's features take half the disk.
     dtype = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}[run.model.dtype]
-    # An example of several sequences has them on an axis of its own, before those of a sequence.
+    # An example of several sequences has an axis for them (A), before the dims of a sequence.
     several = run.task.kind == "choice" or run.task.symmetric or run.head.pair
     row = "BA" if several else "B"
     fields = {"states": f"{dtype} {row}NLD"} if layers else {}
+    # A head on the pooled vector alone needs no states, and stores D numbers an example.
     fields |= {"pooled": f"{dtype} {row}D"} if pooled else {}
 
     def encode(backbone: Params, batch: Batch) -> Batch:

@@ -62,6 +62,7 @@ def with_stored_features(
     assert isinstance(batches, TaskBatches)
     place = shared or folder / FOLDER
     extraction = _Extraction(parts, make_encoder(parts.model, run), params, place, signals)
+    # Training and held-out examples are two splits, each with files of its own.
     fields = extraction.encoder.fields
     # Training's batches are random; for the one pass the same examples are read in order, each once.
     one_pass = HeldOutTask(batches.split, parts.tokenizer, run.data, run.data.batch, family=run.family)
@@ -121,6 +122,7 @@ class _Extraction:
         }
         digest = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
         folder, shape = self.place / f"{name}-{digest[:16]}", self._shape(examples)
+        # Computed by an earlier start, or by another run of the grid.
         if folder.is_dir():
             try:
                 files = FeatureFiles.open(folder, shape, of, self.signals)

@@ -65,6 +65,7 @@ def check_folder(folder: Path) -> None:
 def without_shared(folders: Sequence[str]) -> tuple[str, ...]:
     """Returns the folders without those that a grid's runs share (as `DIR/*/` lists them), and logs which."""
     shared = [each for each in folders if Path(each).name in (FEATURES, INPUTS) and (Path(each).parent / GRID).exists()]
+    # evaluate DIR/*/ would otherwise stop at a folder that is no run.
     for each in shared:
         logger.info(f"leaving out {each}, which holds what the runs of a grid share")
     return tuple(each for each in folders if each not in shared)
@@ -88,6 +89,7 @@ def diverged_runs(grid: Grid) -> dict[str, str]:
     Writes nothing. Raises ConfigError for a grid that was started with other settings. Values and seeds may be added.
     """
     old = _read(grid.folder)
+    # A new grid, or one that has not begun.
     if old is None:
         return {}
     _check_base(grid, old)
@@ -119,6 +121,7 @@ def first_checkpoint(folder: Path) -> Checkpoint | None:
 
 def write(grid: Grid, diverged: Mapping[str, str], start: Checkpoint | None = None) -> None:
     """Writes grid.json, unless it holds the same already. start: the checkpoint that the runs begin from."""
+    # The base run with absolute paths: the grid may be continued from another working directory.
     tree = {
         "format": FORMAT,
         "config": run_file.to_json(run_file.with_absolute_paths(grid.base)),
@@ -151,6 +154,7 @@ def _read(folder: Path) -> dict | None:
     try:
         tree = json.loads(read_plain(path))
     except (OSError, DataError, ValueError, RecursionError) as error:
+        # Nothing is overwritten that cannot be read: the list of diverged runs would be lost.
         raise ConfigError(f"{path} cannot be read: {error}") from None
     # Checked by type, since a user may have edited it: a later KeyError would be a traceback.
     kinds = {"config": dict, "grid": dict, "seeds": int, "diverged": dict}

@@ -72,6 +72,7 @@ def deciding_step(folder: Path) -> int | None:
     saved = steps(folder / "checkpoints")
     if not saved or not (folder / "run.json").exists():
         return None
+    # By the run's own files, in the order in which they say more: slimmed, checkpoint, best.
     record = read(folder)
     if record.slimmed:
         return saved[-1]  # the one that answered for the run when the others were removed
@@ -116,6 +117,7 @@ def _setting_result(setting: Setting, diverged: Mapping[str, str]) -> SettingRes
     runs: list[RunResult] = []
     for run in setting.runs:
         folder = Path(run.dir)
+        # A run that diverged has a reason instead of figures.
         each: RunResult = {"run": run.dir, "seed": run.seed}
         if folder.name in diverged:
             each["diverged"] = diverged[folder.name]
@@ -169,6 +171,7 @@ def digests_of(files: Sequence[str]) -> list[str]:
     # Imported here: a grid without test examples needs no reader of examples.
     from contexture.data.tasks.store.example_store import sha256_of
 
+    # Content and not names: the same examples at another path need no second measurement.
     digests = []
     for file in files:
         try:
@@ -185,6 +188,7 @@ def write_test_figures(run: RunResult, figures: Mapping[str, Figure], digests: S
 
 def read_test_figures(run: RunResult, digests: Sequence[str]) -> dict[str, Figure] | None:
     """Returns a run's figures on the test examples with these digests; None if they are still to be measured."""
+    # Figures that are missing, damaged or of other examples are measured again.
     try:
         tree = json.loads(read_plain(_test_file(run)))
     except (OSError, DataError, ValueError, RecursionError):

@@ -80,6 +80,7 @@ def train_grid(grid: Grid, recipe: Run, signals: Signals) -> GridResult:
         _measure_lost([run for run in trained if Path(run.dir).name not in diverged], signals)
         result = results(grid, diverged)
         _check_metric(result)
+        # Test figures are of the best setting alone, and only if the user gave test examples.
         if grid.base.task.test and result["best"]:
             _measure_test(result, grid.base.task.test, signals)
         folders.write_if_changed(grid.folder / folders.RESULTS, result)
@@ -118,6 +119,7 @@ def _train(
 def _measure_lost(runs: Sequence[Run], signals: Signals) -> None:
     """Measures again the held-out figures that metrics.jsonl has lost, and adds them to it: a mean without them could
     choose another setting."""
+    # After a full disk, for example, or an edit of the file.
     lost = [
         (folder, step)
         for folder in (Path(run.dir) for run in runs)
@@ -184,6 +186,7 @@ def _check_examples(complete: Sequence[Run]) -> None:
 def _check_metric(result: GridResult) -> None:
     """Raises ConfigError if the best setting is to be chosen by a metric that no run has."""
     names = list(dict.fromkeys(name for setting in result["settings"] for name in setting["dev"]))
+    # Found only now: which metrics there are depends on the data.
     if names and result["metric"] not in names:
         raise ConfigError(f"evaluate.metric={result['metric']} is not measured; there are {', '.join(names)}")
 

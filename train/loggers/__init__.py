@@ -1,1 +1,1 @@
-"""Where figures go beside metrics.jsonl: TensorBoard, and experiment trackers by `--log.to`."""
+"""Loggers in addition to metrics.jsonl: TensorBoard, and experiment trackers by `--log.to`."""

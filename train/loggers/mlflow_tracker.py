@@ -28,9 +28,10 @@ class MlflowTracker:
     """A run of MLflow."""
 
     def __init__(self, place: Place) -> None:
-        # A client of its own and no mlflow.start_run: a run that the caller has open stays as it is.
+        # A client of its own and no mlflow.start_run: a run that the caller has open is not touched.
         self._client = client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or place.ids.get("uri"))
         self._run = _existing(client, place.ids.get("run", "")) or _created(client, place)
+        # Metrics that wait for a call with as many as MLflow takes.
         self._metrics: list[Metric] = []
         self.ids = {"uri": client.tracking_uri, "run": self._run}
         self.where = f"run {self._run} in {client.tracking_uri}"

@@ -163,8 +163,10 @@ class Trackers:
             ConfigError: when a tracker cannot be opened at step 0. Later that is a warning: a job that comes back after
                 a stop should train.
         """
+        # The ids of earlier starts, and the settings that a new run in the tracker shows.
         path, config = self._folder / IDS, run_file.to_json(self._run)
         ids = _read_ids(path)
+        # The ids of the earlier start open the same runs again.
         for name in self._run.log.to:
             place = Place(self._folder.name, self._folder, config, ids.get(name, {}))
             self._workers.append(_Worker(name, place))
@@ -204,6 +206,7 @@ class Trackers:
         # A scheduler kills a stopped job after some seconds; a complete one has time.
         seconds = _CLOSE_SECONDS if complete else _STOPPED_SECONDS
         limit = time.monotonic() + seconds
+        # One that is still opening is told to give up; its thread is a daemon and holds nobody up.
         for worker in self._workers:
             if worker not in opened:
                 worker.fail(TimeoutError("opened too late"))
@@ -217,6 +220,7 @@ class Trackers:
 
 def figures_of(record: Record) -> dict[str, float]:
     """Returns a record's finite numbers. `step` always comes last: a tracker that has it has the whole record."""
+    # Without None, which means a figure that was not finite.
     figures = {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
     return figures | {"step": figures.pop("step")}
 
@@ -235,6 +239,7 @@ def _read_ids(path: Path) -> dict[str, dict[str, str]]:
         tree = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
+    # Without ids a tracker makes a new run and gets everything: nothing is lost.
     return tree if isinstance(tree, dict) and all(isinstance(ids, dict) for ids in tree.values()) else {}
 
 

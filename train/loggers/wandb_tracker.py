@@ -85,6 +85,7 @@ def history(path: Path) -> Iterator[dict[str, float]]:
     for data in _records(path):
         record = Record.FromString(data)
         if record.WhichOneof("record_type") == "history":
+            # Values are JSON texts; nested names are joined by dots.
             yield {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
 
 

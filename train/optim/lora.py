@@ -3,7 +3,7 @@
     W' = W + alpha/rank · A·B        A: inputs × rank, B: rank × outputs, for each adapted kernel W (section 4.1)
 
 Parameters are then {"backbone": …, "heads_<name>": …, "lora": …}. The kernel `backbone/layers/ffn/in/kernel` has its
-adapter at `lora/layers/ffn/in/kernel/a` and `…/b`. Adapters and heads are trained; the backbone stays as it is, to the
+adapter at `lora/layers/ffn/in/kernel/a` and `…/b`. Adapters and heads are trained; the backbone stays unchanged, to the
 bit, and the optimizer holds no moments for it.
 
 The kernels are merged (W') once a step, or once a microbatch, before the model runs: so every family, kernel, remat and
@@ -42,7 +42,7 @@ def check_adapters(run: Run) -> None:
     config = run.optim
     if not config.lora_rank:
         return
-    # The backbone stays as it is for ever, so it must have been trained before.
+    # Nothing will train the backbone, so it must have been trained before.
     if not run.init.run or run.init.random:
         what = "init.random" if run.init.random else "no init.run"
         raise ConfigError(
@@ -129,6 +129,7 @@ def merged(params: Params, config: OptimConfig) -> Params:
     """
     if ADAPTERS not in params:
         return params
+    # Paths below `lora` and below `backbone` are the same, with /a and /b at the end.
     adapters = by_path(params[ADAPTERS])
 
     def merge(keys: tuple[object, ...], kernel: jax.Array) -> jax.Array:

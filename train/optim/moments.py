@@ -24,6 +24,7 @@ def in_bfloat16(tx: optax.GradientTransformation, *, stochastic: bool) -> optax.
     """
 
     def init(params: optax.Params) -> optax.OptState:
+        # Moments begin at zero, which has no rounding.
         return RoundedState(jax.tree.map(_nearest, tx.init(params)), jnp.zeros((), jnp.int32))
 
     def update(

@@ -80,5 +80,6 @@ def select_rows(run: Run, batch: dict[str, jax.Array]) -> tuple[dict[str, jax.Ar
     fewer = sum(batch[name].size for name in READS) < run.model.vocab
     if run.optim.name != "adagrad" or run.optim.weight_decay or not fewer:
         return batch, None
+    # From here on the batch's words are numbers of rows, 0 to X - 1.
     words_X, batch = number_words(batch, run.model.vocab)
     return batch, TableRows(words_X, ("heads_bilm/kernel", "heads_bilm/bias"))

@@ -94,7 +94,7 @@ class _Walk:
         # other parts may be in a loop that it overlaps with.
         loops = "" if _is_on_its_way(instruction) else loops
         key = (instruction.attribute("channel_id") or f"{name}/{instruction.name}", loops)
-        # The same channel in another part of the same loops: counted already.
+        # A further part of a message that is counted already.
         if key in self._sent:
             return
         self._sent.add(key)

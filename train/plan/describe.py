@@ -88,7 +88,7 @@ def describe_all(plans: list[Plan]) -> str:
         layers = (made["remat"] or "–", made["attention"].partition(":")[0] or "–")
         mesh, fits = "×".join(map(str, made["mesh"].values())), "yes" if made["fits"] else "NO"
         rows.append((mesh, str(made["batch"]), str(made["accumulate"]), *layers, f"{memory:.1f}", fits, *figures))
-    # Plain columns and no table of rich: the lines are copied into issues and scripts.
+    # Columns padded by hand: plain text, the same on a terminal and in a file.
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     # `suggest` sorts the plans: those that fit first, the fastest first.
@@ -103,6 +103,7 @@ def describe_nearest(found: Plan | None) -> str:
     if found is None:
         return f"{'nearest that fits':<{COLUMN}}none was found; give more devices, or a smaller --data.batch"
     memory = found["bytes_per_device"]
+    # The line begins as those of `describe`, below which it is printed.
     used = f"{_gib(memory['total'])} of {_gib(memory['available'])}"
     return f"{'nearest that fits':<{COLUMN}}--topology {found['topology']} {options_of(found)}: {used}"
 

@@ -116,7 +116,7 @@ class Program:
 
     def source(self, instruction: Instruction, folder: str) -> str:
         """Returns the source line under `folder` that made an instruction, "models/bert.py:88"; "" if unknown."""
-        # From the innermost frame outward: the first one in our own code, past those of jax and flax.
+        # From the innermost frame outward: past frames of jax and flax to the first one in our own code.
         number = int(instruction.attribute("stack_frame_id") or 0)
         # Parents lead outward to the caller; an unknown number ends the search.
         while number in self.frames:
@@ -184,7 +184,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def arrays(text: str) -> tuple[Array, ...]:
-    """Returns the arrays of a shape as text, those of a tuple in order."""
+    """Returns the arrays of a shape given as text; a tuple's in order."""
     result = []
     for dtype, dims, layout in _ARRAY.findall(text):
         # `S(n)` in the layout names the memory: 0, or none, is the device's main memory.

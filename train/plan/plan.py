@@ -32,7 +32,7 @@ from contexture.train.settings.run import Run
 from contexture.train.step import State, create, train_step
 
 _NUMBER_TYPES = {"i32": "int32", "f32": "float32"}
-# The TPU compiler's two messages about a program that does not fit: its total need, or that of its temporaries alone.
+# The TPU compiler's two messages about a program that does not fit: its total need, or only its temporaries.
 _OUT_OF_MEMORY = re.compile(r"(?:Used ([\d.]+)([KMGT]?) of|HLO temporaries \(([\d.]+)([KMGT]?)\) exceeds)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _LABELS = ("0", "1")
@@ -170,6 +170,7 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
         return made
     program = parse(compiled.as_text())
     _count_memory(memory, compiled, program)
+    # From the text of the program: XLA's own cost analysis counts loops once, and has none for GPUs.
     cost = program_costs.costs(program)
     flops = _flops(cost.flops, traced_flops(traced.jaxpr.jaxpr), mesh.size, topology)
     largest = program_costs.largest_arrays(program, _FOLDER)
@@ -238,6 +239,7 @@ def _compile(traced: Any, arguments: int) -> tuple[Any, tuple[int, int]]:
                 return None, (max(size - arguments, 0), size)
             size = int(float(temporaries) * _UNITS[its_unit])
             return None, (size, size + arguments)
+        # Any other refusal of the compiler's, in its own first words.
         line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(f"the step does not compile for these devices: {line}") from error
 
@@ -258,6 +260,7 @@ def compiling_anew() -> Iterator[None]:
 
 
 def _memory(state: State, batch: dict[str, jax.ShapeDtypeStruct], available: float) -> Memory:
+    # Exact parts, from shapes and shardings; what the program itself needs comes from the compiler.
     return {
         "parameters": _bytes(state.params),
         "optimizer": _bytes(state.opt),
@@ -284,6 +287,7 @@ def _flops(compiled: Flops, traced: Flops, devices: int, topology: Topology) -> 
     # The traced program is of all devices together, the compiled one of one device.
     shares = {dtype: count / devices for dtype, count in traced.items()}
     on_gpu = topology.chip is not None and topology.chip.platform == "gpu"
+    # Whichever counts more: the compiled program also has what is recomputed.
     flops = shares if on_gpu and sum(shares.values()) > sum(compiled.values()) else dict(compiled)
     add(flops, {"bf16": kernels / devices})
     return flops

@@ -216,7 +216,7 @@ def candidates(run: Run, topology: Topology) -> Iterator[Candidate]:
 
 
 def _shapes(run: Run, devices: int) -> Iterator[tuple[int, int, int]]:
-    # tensor divides the heads, and 16 devices are as many as one fast network usually joins.
+    # tensor must divide the devices and the heads; more than 16 parts are not tried.
     heads = getattr(run.model, "heads", 1)
     for tensor in (size for size in (1, 2, 4, 8, 16) if devices % size == 0 and heads % size == 0):
         rest = devices // tensor

@@ -101,7 +101,7 @@ def _cpus(text: str, count: int) -> Topology:
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
-        pass  # jax has started; what it started with must do
+        pass  # jax has started already: its number of devices is checked below
     devices = jax.devices("cpu")
     if len(devices) < count:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The terminal: where progress, tables and log messages go."""
+"""The console for progress, tables and log messages."""
 
 import contextlib
 import logging

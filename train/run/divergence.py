@@ -55,6 +55,7 @@ def diverged_loss(
 
 def check_not_diverged(folder: Path) -> None:
     """Raises Diverged if training has made the run in `folder` worse than a guess."""
+    # What the loss of a guess is depends on the objective.
     record = read(folder)
     if record.run.objective == "regress":
         # The variance of the labels is the squared error of always answering their mean.

@@ -143,7 +143,7 @@ def _pdf(figure: "Figure") -> bytes:
 
 
 def svg_text(figure: "Figure") -> str:
-    """Returns a figure as SVG, whose ink, paper, grid and colours turn dark where the reader prefers that."""
+    """Returns a figure as SVG, whose ink, paper, grid and colours turn dark if the reader prefers a dark theme."""
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg", metadata={"Date": None})
     pairs = [(each["light"], each["dark"]) for each in (_INK, _PAPER, _GRID)]
@@ -209,8 +209,8 @@ def read_curves(records: Iterable[Record], metrics: Sequence[str] = ()) -> Curve
 def loss_figure(curves: Curves, baseline: float | None = None, title: str = "") -> "Figure":
     """Returns a figure of each step's loss, faint, their running mean, the held-out loss, and the baseline.
 
-    A sampled softmax's loss is far below that of the whole vocabulary: where a run is trained with the one and
-    evaluated with the other, each has axes of its own.
+    A sampled softmax's loss is far below the loss over the whole vocabulary: a run that is trained with the one and
+    evaluated with the other gets separate axes.
     """
     name, sampled = curves.name, curves.sampled
     train, held = curves.of("train", name), curves.of("dev", name)

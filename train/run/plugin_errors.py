@@ -79,5 +79,6 @@ def plugin_errors_in_one_line() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(errors)
+        # As it was: a program that is started later may have a TPU.
         for name in added:
             os.environ.pop(name, None)

@@ -82,7 +82,7 @@ class _Figures(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Draws "loss 6.4491, 3,417 tokens/s, 0:02:05 left"."""
         busy_since = task.fields["busy_since"]  # when work other than training steps started
-        # Compiling or evaluating: one word and a clock, in place of figures that stand still.
+        # Compiling or evaluating: one word and a clock, in place of figures that do not change.
         if busy_since is not None:
             return Text(f"{task.fields['figures'][0]} {duration(time.monotonic() - busy_since)}", no_wrap=True)
         left = task.fields["seconds_left"]
@@ -187,6 +187,7 @@ class ProgressDisplay:
         if self._bar is None:
             yield
             return
+        # The figures from before come back when the other work is done.
         fields = self._bar.tasks[0].fields
         before = dict(fields)
         self._bar.update(self._task, figures=[what], busy_since=time.monotonic(), refresh=True)

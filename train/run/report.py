@@ -131,7 +131,7 @@ class Report:
         seen, lost = 0, False
         # A kill between the record of an evaluation and the checkpoint's note of it would else put it there twice.
         again = None if evaluated else (step, "dev")
-        # Rewritten as a whole beside the old file: a kill leaves either of them.
+        # Rewritten as a whole under a temporary name: a kill leaves the old file or the new one.
         with atomic_file(self.path) as part:
             with open(part, "w", encoding="utf-8") as file:
                 for line in _lines(self.path):
@@ -179,7 +179,7 @@ class Report:
             if self._events is None:
                 events = importlib.import_module(_TENSORBOARD).Events
                 self._events = events(self.directory / "tensorboard", self._started)
-            # TensorBoard has no None and no text; it gets its lines at once, since it hides those of steps done again.
+            # TensorBoard has no None and no text. It need not wait: on a resume it hides later steps of older files.
             for record in records:
                 figures = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "step"}
                 self._events.add(record["step"], record["split"], figures)

@@ -16,6 +16,7 @@ def trained_length(record: RunRecord) -> int:
     Where that is unknown, because a run was imported or its folder is gone, it is the model's length. Models that read
     words have no positions, so their length has no bound that matters.
     """
+    # LSTMs and word vectors read text of any length alike.
     if record.run.text.reads_words:
         return record.run.model.length
     # Back along init.run: a run begins with the positions that the runs before it have trained.
@@ -37,7 +38,7 @@ def trained_length(record: RunRecord) -> int:
 
 
 class LengthWatch:
-    """Warns once where a text has positions that were never trained."""
+    """Warns once if a text has positions that were never trained."""
 
     def __init__(self, tokens: int) -> None:
         """tokens: the length of the longest sequences in training."""

@@ -41,6 +41,7 @@ def learn(
     def checked() -> Iterator[str]:
         # A generator: the text of a Wikipedia is never in memory as a whole.
         for text in texts(files) if kind in (WordPiece.kind, Words.kind) else whole_texts(files, documents):
+            # Before each text, so that a signal is answered while a large file is read.
             cancel.check()
             if marks is not None:
                 marks.add(text)

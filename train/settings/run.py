@@ -1,4 +1,4 @@
-"""A run, whole: every choice that makes it what it is, in one frozen tree. Needs no jax.
+"""The whole configuration of a run in one frozen tree. Needs no jax.
 
 `run.json` is this tree written down; `train.settings.run_file` reads it.
 """
@@ -58,6 +58,7 @@ class Run:
             raise ValueError(f"steps={self.steps} and epochs={self.epochs} do not say how long; give one of them")
         # Options of one family or one kind of task are refused for others, where they would silently do nothing.
         self._check_data()
+        # The LM loss and the two orders of a pair are GPT-1's, and need its causal model.
         if not self.text.is_causal and (self.task.lm_weight or self.task.symmetric):
             name = "lm-weight" if self.task.lm_weight else "symmetric"
             raise ValueError(f"task.{name} is for GPT, and the model is of the family {self.family}; leave it out")
@@ -91,12 +92,12 @@ class Run:
 
     @property
     def objective(self) -> str:
-        """What is trained, and how: the family's pretraining objective, or the kind of task."""
+        """The name of the objective: the family's pretraining objective, or the kind of task."""
         return self.task.kind if self.task.kind != "off" else FAMILIES[self.family].objective
 
     @property
     def stream(self) -> Stream:
-        """How sequences are drawn from the text of a pretraining. Raises: ConfigError for static vectors."""
+        """How pretraining draws sequences from text. Raises ConfigError for static vectors."""
         if self.text.stream is None:
             raise ConfigError(
                 "static vectors are imported from a file and not pretrained; train them for a task: contexture finetune"
@@ -105,8 +106,8 @@ class Run:
 
     @property
     def reads_features(self) -> bool:
-        """Whether its steps may read what its backbone computes as fields of their batches: a task with a frozen one.
-        A loss over the vocabulary reads the backbone's own table too."""
+        """Whether its steps may read stored outputs of the backbone as batch fields: in a task with a frozen backbone,
+        unless a loss over the vocabulary reads the backbone's own table."""
         return self.task.kind != "off" and self.optim.freezes_backbone and not self.task.lm_weight
 
     def _check_data(self) -> None:

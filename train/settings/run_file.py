@@ -22,7 +22,7 @@ from contexture.train.settings.run import FAMILIES, Run, fields
 
 logger = logging.getLogger(__name__)
 FORMAT = 2
-# A whole section, or a single field. None of these changes the numbers of a run: speed, length, places of files.
+# A whole section, or a single field. None of these changes the numbers of a step: speed, length, places of files.
 _MAY_CHANGE = (
     *("mesh", "save", "log", "evaluate", "steps", "epochs", "dir", "data.path", "data.dev", "data.tokenizer"),
     *("data.features", "init.run", "task.train", "task.dev", "task.test"),
@@ -32,16 +32,16 @@ _MAY_CHANGE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """Where an imported run comes from, as run.json keeps it."""
+    """The origin of an imported run, as run.json keeps it."""
 
     format: str
     """The format of its files, as `contexture import` names it."""
     source: str | None = None
     """The model on the hub whose files they are, OWNER/NAME@COMMIT; None for files of a folder."""
     config: dict[str, object] = field(default_factory=dict)
-    """The configuration that lay beside the weights, for an export to the same format."""
+    """The configuration file of the weights, for an export to the same format."""
     parts: tuple[str, ...] | None = None
-    """The heads, and `pooler`, that the files held; None where the format does not name them."""
+    """The heads, and `pooler`, in the files; None if the format does not name them."""
     special: dict[str, str | list[str]] = field(default_factory=dict)
     """The special tokens that the files named."""
     missing: tuple[str, ...] = ()
@@ -60,26 +60,25 @@ class RunRecord:
     data: str = ""
     """The fingerprint of the tokenised text or examples; empty until there are any, and in an imported run."""
     labels: tuple[str, ...] = ()
-    """Of a task: its labels, in the order of the classes."""
+    """For a task: its labels, in the order of the classes."""
     counts: tuple[int, ...] = ()
-    """Of a task: how many training examples have each label."""
+    """For a task: the number of training examples with each label."""
     pair: bool | None = None
-    """Of a task: whether its examples are pairs of texts; None where that is not known."""
+    """For a task: whether its examples are pairs of texts; None if unknown."""
     words: int = 0
-    """Of an ELMo: how many words the vocabulary has."""
+    """For an ELMo: the number of words in the vocabulary."""
     total_steps: int = 0
-    """The run's length in steps, also where it is counted in epochs."""
+    """The run's length in steps, also if it is given in epochs."""
     imported: Imported | None = None
     slimmed: bool = False
-    """Whether the parameters of one checkpoint are all that is left, so that the run cannot be resumed."""
+    """Whether only the parameters of one checkpoint are left, so that the run cannot be resumed."""
 
 
 def with_data_facts(run: Run, *, words: int = 0, pair: bool | None = None) -> Run:
-    """Returns the run with what a model that reads words needs to know of its data; other families as they are.
+    """Returns the run with the facts of its data that a model that reads words depends on; other families unchanged.
 
     An ELMo's softmax has one row for each of the vocabulary's `words`, since a row without a word would never be a
-    target. The head has other parameters for examples that are a `pair`. Raises ConfigError for a number that is no
-    size.
+    target. The head has other parameters if examples are a `pair`. Raises ConfigError for an invalid number of words.
     """
     if not run.text.reads_words:
         return run
@@ -108,11 +107,11 @@ def to_json(run: Run) -> dict[str, object]:
 
 
 def from_json(tree: object, where: str) -> Run:
-    """Returns the run of a JSON value. Raises ConfigError that names the field that is unknown or of the wrong kind."""
+    """Returns the run of a JSON value. Raises ConfigError that names a field that is unknown or of the wrong type."""
     model = tree.get("model") if isinstance(tree, dict) else None
     if not isinstance(tree, dict) or not isinstance(model, dict):
         raise ConfigError(f"{where}: the configuration is not an object with a model, but {str(tree)[:60]!r}")
-    # Copies: the caller's tree is left as it is.
+    # Copies: the caller's tree is not changed.
     tree, model = dict(tree), dict(model)
     family = model.pop("family", None)
     if not isinstance(family, str) or family not in FAMILIES:
@@ -142,10 +141,12 @@ def with_absolute_paths(run: Run) -> Run:
 
 
 def with_pinned_addresses(run: Run, directory: Path) -> Run:
-    """Returns the run whose addresses of the hub name a commit, so that they stand for the same files for ever: the one
-    that the run in `directory` began with, where there is one.
+    """Returns the run with a commit in each address of the hub, so that it means the same files for ever: the commit
+    that the run in `directory` began with, if there is one.
 
-    Raises: DataError for data that the hub does not have, ConnectionError where it cannot be asked.
+    Raises:
+        DataError: when the hub does not have the data.
+        ConnectionError: when it cannot be reached.
     """
     # The fields that may hold addresses of the hub.
     names = {"data": ("path", "dev"), "task": ("train", "dev", "test")}
@@ -173,17 +174,17 @@ def _absolute(path: str) -> str:
 
 
 def predictions_of(run: Run) -> int:
-    """Returns data.max_predictions as a number: a run whose number is given equals one whose length gives the same. A
-    run that masks nothing has none."""
+    """Returns the effective data.max_predictions: a run that gives the number equals one whose length implies it. 0 for
+    a run that masks nothing."""
     return run.data.slots if run.objective == "mlm_nsp" else 0
 
 
 def fingerprint(run: Run, tokenizer: str, data: str) -> str:
-    """Returns one hash of all that a run's numbers depend on: its fixed fields, the tokenizer and the data.
+    """Returns one hash of everything that a run's numbers depend on: its fixed fields, the tokenizer and the data.
 
     Fields at their default do not count, so that a field added later changes no existing run.
     """
-    # Defaults of the model are those of its own class: an ELMo's differ from a BERT's.
+    # Model fields are compared with the defaults of their own class: an ELMo's differ from a BERT's.
     usual = fields(Run()) | {f"model.{name}": value for name, value in fields(type(run.model)()).items()}
     # By its effect, not by its option: see predictions_of.
     values = fields(run) | {"data.max_predictions": predictions_of(run)}
@@ -267,7 +268,7 @@ _FACTS = {
 
 
 def write(directory: Path, record: RunRecord) -> None:
-    """Writes run.json, unless it holds the same already: then its time stays that of the last change."""
+    """Writes run.json, unless it holds the same already, so that its time is the time of the last change."""
     tree: dict[str, Any] = {"format": FORMAT, "config": to_json(record.run)}
     # Fields at their default are left out: a file of an imported run has no labels, and so on.
     for each in dataclasses.fields(record)[1:]:
@@ -284,7 +285,7 @@ def write(directory: Path, record: RunRecord) -> None:
 
 
 def read(directory: Path) -> RunRecord:
-    """Returns the record of a run's folder. Raises ConfigError if the folder is no run's."""
+    """Returns the record of a run's folder. Raises ConfigError if the folder holds no run."""
     path = directory / "run.json"
     if is_bucket(directory):
         raise ConfigError(f"{directory}: buckets are not supported yet; give a folder on a disk of this machine")
@@ -312,7 +313,7 @@ def read(directory: Path) -> RunRecord:
 
 
 def _how_to_mend(directory: Path) -> str:
-    """Returns what to do about a path that holds no run: a published model becomes one first."""
+    """Returns advice for a path that holds no run: a published model has to be imported first."""
     to_run = f"contexture import hf {directory} --to RUN"
     # The commonest mistakes: a downloaded model, or its name on the hub, in place of a run.
     if (directory / "config.json").is_file():

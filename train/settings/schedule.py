@@ -46,6 +46,7 @@ def _warmup_within(steps: int, warmup: int) -> int:
     This depends on both numbers alone, and run.json keeps the warm-up as given. So a resumed run has the same schedule,
     and a run made longer has the schedule that a run of that length has from the start.
     """
+    # A warm-up of 10,000 steps, the default, would otherwise leave a short run below its peak rate to the end.
     return warmup if warmup < steps else steps // 10
 
 

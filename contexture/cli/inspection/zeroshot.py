@@ -19,7 +19,7 @@ from contexture.train.settings.run_file import read
 
 
 def zeroshot_command(argv: list[str]) -> Result:
-    """Measures a pretrained run on a task without training it."""
+    """Evaluates a pretrained run on a task zero-shot."""
     request = parse(ZeroshotRequest, argv, "zeroshot")
     if request.table:
         check_table(Path(request.table))

@@ -337,6 +337,7 @@ class HeldOutTask:
         self.count = split.count
         self.steps = -(-split.examples // batch)
         self.rows_read = 0
+        # All labels weigh the same, unless the caller says otherwise.
         ones_C = np.ones(max(len(split.labels), 1), np.float32)
         if not lengths:
             lengths = batch_lengths(split, sequence_length(config, split.longest), batch, shuffled=False)
@@ -397,5 +398,6 @@ class HeldOutTask:
         for name in (*weights, "mask") if self.split.by_words else weights:
             if name in batch:
                 batch[name][spare] = 0.0
-        self.rows_read += len(rows)
+        with self._lock:
+            self.rows_read += len(rows)
         return batch if self._features is None else self._features.add(batch, numbers[rows])

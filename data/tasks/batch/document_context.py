@@ -94,6 +94,7 @@ def chunks_in_documents(
     while chunk:
         following = list(islice(iterator, size))
         yield before, chunk, _neighbours(following, chunk[-1], reach)
+        # Backward from the end of this chunk, as far as the document goes with which the next one begins.
         last = following[0] if following else chunk[-1]
         before, chunk = _neighbours([*before, *chunk][::-1], last, reach)[::-1], following
 

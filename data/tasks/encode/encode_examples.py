@@ -145,6 +145,7 @@ class _Writer:
         # How many distinct words an ELMo's examples have is not known beforehand.
         spells = isinstance(self.tokenizer, OpenVocabulary)
         self.dtype = np.dtype("<u4" if spells or tokenizer.size > 1 << 16 else "<u2")
+        # The files and the counts of a split, as its kind of task has them.
         parts = ("rows", "tokens", *{"tag": ("tags",), "span": SPAN_FILES}.get(task.kind, ()))
         self.files = {
             f"{split}-{name}": HashingWriter(folder / f"{split}-{name}.bin") for split in SPLITS for name in parts

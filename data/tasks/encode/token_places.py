@@ -40,5 +40,6 @@ def _with_dropped(text: str, places_N2: I64) -> I64:
     """Returns places that go on to the next token or white space, so that an answer keeps its last accent."""
     begin, end = places_N2.T
     blanks = np.array([n for n, character in enumerate(text) if character.isspace()] + [len(text)])
+    # The next white space or the next token, whichever comes first.
     until = np.minimum(blanks[np.searchsorted(blanks, end)], np.append(begin[1:], len(text)))
     return np.stack([begin, np.where(begin < end, np.maximum(end, until), end)], 1)

@@ -32,6 +32,7 @@ def cut_words(
 
     `["Jim", "Henson"]` → pieces `jim hen ##son`, places `0 1`.
     """
+    # Words are the units themselves: each is read at its own place.
     if isinstance(tokenizer, WordNumbers):
         numbers = [tokenizer.number(example.words) for example in examples]
         report.count_tokens([" ".join(example.words) for example in examples], numbers)

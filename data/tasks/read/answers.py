@@ -59,6 +59,7 @@ def check_placed(example: QuestionExample) -> None:
     if not example.answers or placed_answer(example.answers, example.context):
         return
     text, start = example.answers[0]
+    # Where it is instead, for the message.
     near = example.context.find(text)
     if start < 0 and near < 0:
         raise DataError(f"{example.origin}: the answer {text[:40]!r} is not in its context; copy it letter for letter")
@@ -96,6 +97,7 @@ def _pairs(value: object, start: object, at: str) -> list[tuple[object, object]]
 
 
 def _listed(value: object, at: str) -> Sequence[object]:
+    # TFDS gives lists as arrays.
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, list | tuple):

@@ -47,6 +47,7 @@ def find_columns(table: Table, task: TaskConfig, labelled: bool, *, speaks: bool
     text, second, label = task.text or table.usual[0], task.second, task.label or table.usual[1]
     names = _Names(table, task.kind, labelled)
     text, second, label = names.real(text), names.real(second), names.real(label)
+    # Without names, every column has to be given by its position.
     if table.names is None and not (text and (label or not labelled) and (task.choices or task.kind != "choice")):
         raise DataError(f"{table.where}: a file without a header wants positions; give {names.positions}")
     # CoNLL with words and no tags.
@@ -121,6 +122,7 @@ def _log(table: Table, columns: Sequence[Column]) -> None:
 def _separator(table: Table) -> str:
     """Returns a hint where the only column of a table looks like several with another separator between, else ""."""
     own, name = ("\t", "a tab") if inner_suffix(table.where) == ".tsv" else (",", "a comma")
+    # With the wrong separator a whole line is one cell.
     other = next((sign for sign in "\t;|," if sign in table.lone and sign != own), "")
     shown = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
     kinds = {"\t": "; name it *.tsv", ",": "; name it *.csv"}
@@ -144,6 +146,7 @@ class _Names:
 
     def __init__(self, table: Table, kind: str, labelled: bool) -> None:
         self.table, self.names = table, table.names or ()
+        # What messages show and suggest: the columns, their positions, another format.
         self.columns_are = f"the columns are {listed(self.names)}" if self.names else "there are no columns"
         texts, label = ("--task.text 1 --task.choices 2 3", 4) if kind == "choice" else ("--task.text 1", 2)
         texts, label = ("--task.text 1 --task.second 2", 3) if kind == "span" else (texts, label)
@@ -190,6 +193,7 @@ class _Names:
                 f"{table.head}: --task.{option} is {asked} where there are 1 to {table.width}; give another"
                 f"{_separator(table)}"
             )
+        # Positions count from 1.
         place = int(asked) - 1
         return Column(role, place, f"column {asked}" + (f" {self.names[place]!r}" if self.names else ""))
 

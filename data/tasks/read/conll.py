@@ -107,6 +107,7 @@ def _tagged(path: Path) -> set[tuple[int, str]]:
         cells = _SPACES.split(line.strip(" \t\r\n"))
         if not (begins and line.startswith(_COMMENT)):
             known.add(_shape(cells))
+            # A sentence begins after a blank line, or the mark of a document.
             begins = cells[0] in ("", _DOCSTART)
     return known
 

@@ -30,6 +30,7 @@ def entity_tags(labels: Sequence[str]) -> Mapping[str, str] | None:
     marked = [label for label in labels if label != OUTSIDE]
     for form in _FORMS:
         matches = [match for label in marked if (match := form.fullmatch(label))]
+        # B or I must occur: the other letters alone may begin tags of another kind.
         if len(matches) == len(marked) and any(match["mark"] in "BI" for match in matches):
             tags = {m[0]: f"{_SEQEVAL.get(m['mark'], m['mark'])}-{m['type'] or UNTYPED}" for m in matches}
             return {OUTSIDE: OUTSIDE, **tags}
@@ -42,8 +43,10 @@ def why_no_entities(labels: Sequence[str]) -> str:
     marked = [label for label in labels if label != OUTSIDE]
     if entity_tags(labels) is not None or not marked:
         return ""
+    # The form that most tags have.
     form = max(_FORMS, key=lambda form: sum(form.fullmatch(label) is not None for label in marked))
     fitting = [label for label in marked if form.fullmatch(label)]
+    # Fewer than half: these tags do not mark entities at all, as parts of speech do not.
     if 2 * len(fitting) < len(marked) or entity_tags(fitting) is None:
         return ""
     odd = next(label for label in marked if not form.fullmatch(label))

@@ -31,6 +31,7 @@ class Labels:
         self.closed, self.named = bool(known), named
         self._spellings: dict[str, str] = {}
         """Of labels that are whole numbers, the label that counts, by its value: {"1": "1.0"}."""
+        # Of two labels of one value the first counts.
         for label in known:
             self._spellings.setdefault(_value(label), label)
 
@@ -106,6 +107,7 @@ def _value(label: str) -> str:
 def _sort_key(label: str) -> tuple[float, str]:
     """Numbers by their value, then all other labels (NaN among them) by their text."""
     value = written_number(label)
+    # 2 before 10.
     return (value, label) if value is not None and value == value else (float("inf"), label)
 
 
@@ -115,6 +117,7 @@ def alternatives(examples: Sequence[Example], labels: Labels) -> NDArray[np.int6
     Raises: DataError with file:line for an example that has too few or too many.
     """
     counts = [len(x.choices) if isinstance(x, ChoiceExample) else 0 for x in examples]
+    # The longest list names all alternatives; shorter ones use the first names.
     for example, count in zip(examples, counts, strict=True):
         labels.add_alternatives(labels.alternatives(count, example.origin))
     return np.array(counts, np.int64)

@@ -49,6 +49,7 @@ def is_quoted(cell: object) -> bool:
     """Returns whether a field of a *.tsv looks quoted as in a *.csv: in double quotes, those within it doubled."""
     if not isinstance(cell, str):
         return False
+    # Within quotes a quote is doubled; a single one ends the field.
     return len(cell) > 2 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
 
 
@@ -110,6 +111,7 @@ class RowReader:
                 return None
             every = "row is to have that field" if column.inner else "line is to have the same keys"
             raise DataError(f"{self.at}: {column} is missing; every {every}") from None
+        # As tokens a text takes many times its memory.
         if isinstance(value, str) and len(value) > LONGEST_FIELD:
             raise DataError(
                 f"{self.at}: {column} has {len(value):,} characters, more than {LONGEST_FIELD:,}; break it up, or "
@@ -131,6 +133,7 @@ class RowReader:
             )
         if not value:
             raise DataError(f"{self.at}: {column} are empty; give a row at least one word")
+        # For messages: "word 3 (column 'tokens')".
         one = column.role.removesuffix("s")
         return tuple(read(each, f"{one} {place} ({column.called})") for place, each in enumerate(value, 1))
 

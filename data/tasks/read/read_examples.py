@@ -53,6 +53,7 @@ def check_documents(paths: Iterable[str]) -> None:
     """Raises: DataError for a file whose format has no documents, which data.context=document reads around each
     sentence."""
     for path in hub.with_local_files(paths):
+        # A published file may have any name: its reader says what it is.
         if table_reader(path) is not conll if is_published(path) else inner_suffix(path) not in (".conll", ".conllu"):
             raise DataError(
                 f"{path}: holds no borders of documents, and data.context=document reads the document around each "
@@ -140,6 +141,7 @@ def examples(
     # Examples are named by their file without its folder, as index.json names it.
     name = table.where if path.startswith(tfds.PREFIX) else open_source(path).name
     empty, ids = True, dict[str, str]()
+    # Quotes mean something in a *.csv, and nothing in a *.tsv.
     tabs = report is not None and inner_suffix(path) == ".tsv"
     for number, row in table.rows:
         empty = False

@@ -23,6 +23,7 @@ def questions_of_json(path: Path) -> Table:
     """
     with open_stream(path) as stream:
         first = stream.read(_FIRST).decode("utf-8", "replace").removeprefix("\ufeff").lstrip()
+    # An array of objects has rows like the files of other tasks.
     if not first.startswith("{"):
         return objects(path)
     try:

@@ -187,6 +187,7 @@ def _commas(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
     odd: list[DataError] = []
     size = 0
 
+    # The lines for the csv module, noted as they pass.
     def fed() -> Iterator[str]:
         nonlocal size
         for _, line, wrong in decoded_lines(path):
@@ -215,6 +216,7 @@ def _commas(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
             raise _broken(path, first, held, str(error)) from None
         # Blank lines are no rows.
         if cells and not (len(cells) == 1 and cells[0].isspace()):
+            # A row with a line that is not UTF-8 is that line's error.
             yield first, odd[0] if odd else cells
 
 
@@ -228,6 +230,7 @@ def _broken(path: Path, first: int, held: list[str], reason: str) -> DataError:
     # A quote was opened and not closed: the line where it begins helps more than the line where the file ends.
     begins, inside = first, False
     for number, line in enumerate(held, first):
+        # A doubled quote is text; a single one opens or closes a field.
         for quote in re.finditer('""|"', line):
             if quote[0] == '"':
                 inside = not inside

@@ -56,6 +56,7 @@ class FeatureWriter:
     def add(self, sequences: I64, mask_BL: NDArray[np.int32], features: Mapping[str, np.ndarray]) -> None:
         """Adds sequences by their numbers: mask i32 BL, states BNLD, pooled BD."""
         lengths_B = mask_BL.sum(1)
+        # Row by row, since each sequence has a length of its own.
         for row, (number, length) in enumerate(zip(sequences.tolist(), lengths_B.tolist(), strict=True)):
             self._places[number] = self._tokens, length
             if self._states is not None:

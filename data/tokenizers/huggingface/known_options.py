@@ -93,6 +93,7 @@ def check_settings(folder: Path, settings: JsonObject, config: JsonObject, kind:
     if settings.get("add_prefix_space"):
         raise DataError(f"{folder / SETTINGS}: add_prefix_space is set, which is not known here; save it without")
     if kind == WordPiece.kind:
+        # WordPiece finds its special tokens by these names alone.
         for name, expected in _NAMED.items():
             if (token := content_of(settings.get(name))) not in (None, expected):
                 raise DataError(

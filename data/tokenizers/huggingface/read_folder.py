@@ -136,6 +136,7 @@ def _byte_pairs(opened: _Folder) -> Tokenizer:
     more = [(token["content"], token["id"]) for token in added if token["content"] not in known]
     own = next((n for n, (token, _) in enumerate(more) if not is_added(token)), len(more))
     entries, more = [*entries, *more[:own]], more[own:]
+    # A folder of transformers is read as transformers reads it, GPT-1's too, and not as the original.
     tokens = checked_pair(entries, file, lines, file)
     tokenizer = ByteBPE(*tokens, str(file)) if kind == ByteBPE.kind else Gpt1BPE(*tokens, str(file), "transformers")
     if not more:

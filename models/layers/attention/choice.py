@@ -42,6 +42,7 @@ def choose(config: TransformerConfig, platform: str, packed: bool = False) -> Ch
 
 
 def _why_not_cudnn(config: TransformerConfig, platform: str, packed: bool) -> str:
+    # What `cudnn.attend` does not pass on to the kernel, and what the kernel does not take.
     if platform != "gpu":
         return f"on {platform}"
     if not config.is_causal:

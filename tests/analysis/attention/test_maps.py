@@ -10,7 +10,7 @@ import pytest
 import contexture
 from contexture.analysis.attention.maps import TokenSequence, layer_maps, token_sequence
 from contexture.data.errors import DataError
-from contexture.data.layouts import with_task_tokens
+from contexture.data.families.registry import TEXT_FAMILIES
 from contexture.models.config import BertConfig, GptConfig, TransformerConfig
 from contexture.models.families import build
 from contexture.models.layers.attention import reference
@@ -138,7 +138,7 @@ def test_a_fine_tuned_gpt_reads_its_marks_and_a_pretrained_one_none():
     assert isinstance(config, GptConfig)
     alone, both = tokenizer.encode("the cat"), tokenizer.encode("sat")
     assert token_sequence(config, tokenizer, "the cat").ids == alone
-    tuned = with_task_tokens(tokenizer)
+    tuned = TEXT_FAMILIES["gpt"].with_task_tokens(tokenizer)
     start, between, end = (tuned.specials[name] for name in ("_start_", "_delimiter_", "_classify_"))
     assert token_sequence(config, tuned, "the cat").ids == [start, *alone, end]
     pair = token_sequence(config, tuned, "the cat", "sat")

@@ -9,7 +9,7 @@ from contexture.cli import main as cli
 from contexture.data.config import DataConfig
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tokenizers.unknown_tokens import LostMarks, UnknownTokens
-from contexture.data.tokenizers.wordpiece import learn_wordpiece
+from contexture.data.tokenizers.wordpiece import WordPiece, learn_wordpiece
 from tests.helpers.logs import logged
 
 HINDI = "हिन्दी भाषा में लिखा हुआ एक वाक्य।"
@@ -51,9 +51,18 @@ def test_a_lower_case_vocabulary_loses_them_and_a_cased_one_does_not(tmp_path: P
     assert len(lines) == lowercase and all("--data.no-lowercase" in line for line in lines)
 
 
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_accents_that_are_stripped_whatever_the_case_are_said_to_be_lost(lowercase: bool):
+    for strips in (True, False):
+        tokenizer = WordPiece(learn_wordpiece([HINDI] * 3, 90, True).vocabulary, lowercase, strip_accents=strips)
+        counted = UnknownTokens(tokenizer)
+        counted.add([HINDI], tokenizer.encode([HINDI]))
+        assert any("lose a vowel" in line for line in counted.warnings("the text", "", "")) == strips
+
+
 def test_learning_a_vocabulary_names_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "a.txt").write_text(f"{HINDI}\n" * 9)
     for option, lines in (("--lowercase", 1), ("--no-lowercase", 0)):
         words = ["tokenizer", "wordpiece", "--input", str(tmp_path / "a.txt"), "--to", str(tmp_path / option), option]
         assert cli.main([*words, "--vocab-size", "90"]) == 0
-        assert capsys.readouterr().err.count("as the original does; keep them with --no-lowercase") == lines
+        assert capsys.readouterr().err.count("one does; keep them with --no-lowercase") == lines

@@ -61,6 +61,7 @@ def commonsense_questions(path: Path) -> Table:
         choices = {choice["label"]: choice["text"] for choice in question["choices"]}
         # The order of the names counts, not the order in the file.
         names = "".join(sorted(choices))
+        # A to E, or 1 to 5, without a gap.
         if names not in (LETTERS[: len(choices)], NUMBERS[: len(choices)]) or not names:
             raise ValueError("an alternative is missing")
         # ARC's numbers become letters, as in CommonsenseQA.

@@ -34,6 +34,7 @@ def converted(
             fields = row if isinstance(row, Mapping) else dict(zip(columns, row, strict=True))
             try:
                 new = convert(fields)
+            # Whatever is missing or of another type, such a row is not the publisher's.
             except (KeyError, TypeError, ValueError, AttributeError):
                 yield number, DataError(f"{table.where}:{number}: not in the form of its publisher; leave the row out")
                 continue

@@ -42,6 +42,7 @@ class PublishedSet:
 
 
 def _table(path: Path) -> Table:
+    # A header with usual names: nothing is converted.
     return separated(path, header=True)
 
 
@@ -135,6 +136,7 @@ class PassageFolder(TextFile):
         return tuple((os.path.realpath(file), 0, 1) for file in self.files())
 
     def files(self) -> list[Path]:
+        # Sorted, since questions are numbered over all files.
         return sorted(self.path.rglob("*.txt"))
 
 

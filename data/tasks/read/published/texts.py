@@ -40,6 +40,7 @@ def xnli(path: Path, language: str = "") -> Table:
     if "hypo" in (table.names or ()):
 
         def translated(row: Fields) -> Fields:
+            # XNLI-MT has its own spelling of this label.
             label = row["label"].strip().replace("contradictory", "contradiction")
             return {"premise": row["premise"], "hypothesis": row["hypo"], "label": label}
 
