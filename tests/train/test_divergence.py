@@ -1,9 +1,13 @@
 """A run whose loss has exploded ends with a failure; legitimate runs never do."""
 
+import math
+
 import pytest
 
-from contexture.train.run.divergence import FAR_IN_REGRESSION, diverged_loss
+from contexture.train.run.divergence import FAR_IN_REGRESSION, diverged_loss, uniform_loss
+from contexture.train.settings.run_file import read
 from tests.helpers.commands import run_command
+from tests.train.run.test_formats import GOLDEN
 
 
 def _records(losses):
@@ -88,3 +92,15 @@ def test_a_run_that_ends_with_an_exploded_loss_is_saved_and_fails(capsys, tiny_w
     assert code == 1 and last.startswith("Diverged: the training loss rose from "), err
     assert "try a lower --optim.peak-lr" in last and "Traceback" not in err
     assert (folder / "checkpoints" / "40").is_dir()
+
+
+@pytest.mark.parametrize(("family", "added"), [("bert", math.log(2)), ("gpt", 0.0), ("elmo", 0.0)])
+def test_a_guess_costs_the_logarithm_of_the_vocabulary(family, added):
+    """BERT's next sentence is one of two besides. A biLM's loss is the mean of its directions."""
+    run = read(GOLDEN / family).run
+    assert uniform_loss(run, 0) == pytest.approx(math.log(run.model.vocab) + added)
+
+
+def test_a_guess_at_a_class_costs_the_logarithm_of_their_number():
+    run = read(GOLDEN / "bert_classify").run
+    assert [uniform_loss(run, classes) for classes in (2, 3)] == pytest.approx([math.log(2), math.log(3)])

@@ -21,7 +21,8 @@ class Chip:
         fp8: FLOP/s of products of 8-bit floats; a chip without such products converts the factors to bfloat16
         bandwidth: bytes/s of its memory
         memory: bytes that a program may use, before a framework sets some aside
-        links: bytes/s that it can send over all its links at once, one way: a slice's torus, or NVLink
+        links: bytes/s that it can send over all its links at once, one way: a slice's torus, NVLink or
+            PCIe; nine tenths of what its data sheet says
         target: for a GPU, its description for the compiler
     """
 
@@ -80,7 +81,6 @@ def _gpu(
 _HOPPER = {"shared_memory_per_core": 233472, "shared_memory_per_block_optin": 232448, "core_count": 132,
            "fpus_per_core": 128, "l2_cache_size": 50 * 2**20, "clock_rate_ghz": 1.98,
            "cuda_compute_capability": "major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES"}  # fmt: skip
-# Of a link's bytes/s nine tenths count, over NVLink and over PCIe.
 _ADA = {"shared_memory_per_core": 102400, "shared_memory_per_block_optin": 101376, "threads_per_core_limit": 1536,
         "fpus_per_core": 128, "cuda_compute_capability": "major: 8 minor: 9"}  # fmt: skip
 _TURING = {"shared_memory_per_core": 65536, "shared_memory_per_block_optin": 65536, "threads_per_core_limit": 1024,

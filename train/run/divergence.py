@@ -20,8 +20,8 @@ squared errors of small batches differ much: a regression may be ten times as fa
 def uniform_loss(run: Run, classes: int) -> float:
     """Returns the loss in nats of a model that gives every class the same probability; for a task, a lower bound."""
     words = math.log(run.model.vocab)
-    # BERT adds log 2, a guess at the next sentence. For a biLM twice log V is generous: its loss is half of the sum.
-    lm = {"mlm_nsp": words + math.log(2), "lm": words, "bilm": 2 * words}
+    # BERT adds log 2, a guess at the next sentence. A biLM's loss is the mean of its two directions, each log V.
+    lm = {"mlm_nsp": words + math.log(2), "lm": words, "bilm": words}
     if run.objective in lm:
         return lm[run.objective]
     # A task with its words' loss on top (task.lm-weight); a regression does not come here.
