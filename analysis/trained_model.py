@@ -50,25 +50,32 @@ T = TypeVar("T")
 class TrainedModel:
     """The model of a run, with its trained parameters on the first device, ready for any number of calls.
 
-    run         its settings
-    folder      the run's folder
-    step        the step that the parameters are of
-    model       the network, a Flax module: `model.apply({"params": params}, batch)`
-    params      its parameters
-    tokenizer   text ↔ ids
-    labels      those of a fine-tuned run's task, or ()
-
     Where a method takes texts, it takes one string, a list, an iterator, or a column of pandas, polars or Arrow. One
     string gives one result, several give a list or an array with a row for each.
 
     The first call with a new shape compiles. Set `JAX_COMPILATION_CACHE_DIR` to keep compiled programs between starts.
+
+    Attributes:
+        run: the run's settings.
+        folder: the run's folder.
+        step: the training step of the loaded checkpoint.
+        model: the network, a Flax module: `model.apply({"params": params}, batch)`.
+        params: the network's parameters.
+        tokenizer: text ↔ ids.
+        labels: the labels of a fine-tuned run's task; () where it has none.
     """
 
     def __init__(self, run: str | Path, step: Step = None, finetune: Callable[..., Path] | None = None) -> None:
-        """Loads a run (`contexture.open`). finetune: the function that trains a run from this one.
+        """Loads a run (`contexture.open`).
 
-        Raises: ConfigError for a folder that is no run or holds no such checkpoint, CheckpointError where no
-        checkpoint is good.
+        Args:
+            run: the run's folder.
+            step: the checkpoint, as for `contexture.open`.
+            finetune: the function that trains a run from this one; None: `finetune` is not available.
+
+        Raises:
+            ConfigError: when the folder is no run or holds no such checkpoint.
+            CheckpointError: when no checkpoint is good.
         """
         self.folder, self._finetune = Path(run), finetune
         self._record = read(self.folder)
@@ -87,15 +94,15 @@ class TrainedModel:
 
     @functools.cached_property
     def trained_length(self) -> int:
-        """Tokens of the longest sequences of its training; of the model where that is not known."""
+        """The length in tokens of the longest training sequences; the model's length where that is unknown."""
         return trained_length(self._record)
 
     def watch_lengths(self) -> LengthWatch:
-        """Returns what warns once, in one call, of text longer than that of training."""
+        """Returns a watch that warns once per call of text longer than the training sequences."""
         return LengthWatch(self.trained_length)
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
-        """Computes on the model's device within the block."""
+        """Returns a context within which jax computes on the model's device."""
         return meshes.use(self._mesh, self.run.model.dtype)
 
     def _compute(self, function: Callable[[], T]) -> T:
@@ -137,14 +144,19 @@ class TrainedModel:
             of="words"      for each text an array [words, D]
             of="tokens"     for each text an array [tokens, D], a BERT's [CLS] and [SEP] too
 
-        of      words stand between spaces, or are given as lists of words; a word of several pieces has their mean
-        pool    of sentences: mean-words (the default), without a BERT's [CLS] and [SEP]; mean of all tokens; last; cls
-        layers  "last"; "all", the words' own first; one number, from 0, or from -1 at the end; or several. "all" and
-                several put a dim of layers before the others: [N, layers, D], [layers, words, D]
-        batch   texts at a time
+        Args:
+            texts: one text or several. For of="words" a text is split at white space, or given as a list of words.
+            of: which vectors: "sentences", "words" or "tokens". A word of several pieces has the mean of their vectors.
+            pool: how a sentence's vector comes from its tokens' vectors: "mean-words", the mean without a BERT's [CLS]
+                and [SEP]; "mean", of all tokens; "last", the last token but [SEP]; "cls", a BERT's [CLS]. None: mean-words.
+            layers: "last"; "all", with the context-free layer 0 first; a number from 0, or from -1 backwards; or
+                several. "all" and several put a layer axis before the others: [N, layers, D], [layers, words, D].
+            batch: texts at a time.
 
-        Raises: DataError for what is no text, layers that the model lacks, and options that do not fit.
+        Raises:
+            DataError: when something is no text, the model lacks a layer, or options do not fit together.
         """
+        # Options are checked before any text is read: an iterator may be long.
         how = embed.pool_of(of, pool)
         given, one = texts_of(texts)
         numbers, single = layer_numbers(layers, self.model.config.layers), is_single(layers)
@@ -173,11 +185,21 @@ class TrainedModel:
     ) -> np.ndarray | float:
         """Returns the cosine of sentence vectors, an array [texts of first, texts of second]; of two strings a number.
 
-        pool and one of the layers are as in `embed`. A text without a word has cosine 0 with all others.
+        A text without a word has cosine 0 with all others.
+
+        Args:
+            first: one text or several: the rows. One string has no axis of rows.
+            second: one text or several: the columns. One string has no axis of columns.
+            pool: how a sentence's vector comes from its tokens' vectors, as in `embed`.
+            layers: one layer, as in `embed`.
+
+        Raises:
+            DataError: when several layers are given, and as `embed`.
         """
         if not is_single(layers):
             raise DataError(f"layers={layers} are several vectors of a text; give one layer")
         firsts, seconds = texts_of(first)[0], texts_of(second)[0]
+        # In one call: texts of both sides share batches.
         both = self.embed([*firsts, *seconds], pool=pool, layers=layers)
         a, b = both[: len(firsts)], both[len(firsts) :]
         cosines = unit_length(a) @ unit_length(b).T
@@ -190,7 +212,12 @@ class TrainedModel:
     def fill(self, texts: Any, top: int = 5) -> Any:
         """Predicts the `top` most probable tokens for each [MASK] of a text: [[{"token": "cat", "score": 0.61}, …], …].
 
-        Raises: DataError for a text without [MASK] or longer than the model, and a model without a masked-LM head.
+        Args:
+            texts: one text, or several, which give a list of such results.
+            top: how many tokens for each [MASK], the most probable first. Scores are probabilities.
+
+        Raises:
+            DataError: when a text has no [MASK] or is longer than the model, or the model has no masked-LM head.
         """
         imported = self._record.imported
         if imported and "heads_mlm/bias" in imported.missing:
@@ -239,18 +266,22 @@ class TrainedModel:
         """Continues a prompt with a GPT: {"prompt", "text", "tokens", "stopped": "end" | "stop" | "length"}; several
         give a list.
 
-        tokens           most tokens of a text; 0: 64, or as many as the model takes
-        temperature      0: always the most probable token (greedy); 1: the model's own probabilities
-        top_k            sample from the k most probable tokens; 0: from all
-        top_p            sample from the most probable tokens that together reach this probability; 1: from all
-        top_p_exclusive  leave out the token with which top_p is reached, as GPT-2's code does
-        stop             texts before which a text ends
-        seed             of the random numbers; the same seed gives the same text
-        batch            prompts at a time
-        truncate         drop the first tokens of a prompt that is too long; the result counts them as "truncated"
-        show             is called with (number, new characters) as each text grows
+        Args:
+            prompts: one text or several. An empty one starts behind the end-of-document token.
+            tokens: the most tokens to generate for each prompt; 0: 64, or as many as the model's length leaves room for.
+            temperature: 0: always the most probable token (greedy); 1: the model's own probabilities.
+            top_k: sample from the k most probable tokens; 0: from all.
+            top_p: sample from the most probable tokens that together reach this probability; 1: from all.
+            top_p_exclusive: leave out the token with which top_p is reached, as GPT-2's code does.
+            stop: a text or several: the generated text ends before the first of them.
+            seed: of the random numbers; the same seed gives the same text.
+            batch: prompts at a time.
+            truncate: drop the first tokens of a prompt that is too long; the result counts them as "truncated".
+            show: called with (number of the prompt from 0, new characters) as each text grows.
+            cancel: stops the work early when it is triggered; the default never does.
 
-        Raises: DataError for a model that is no GPT, and prompts and options that do not fit.
+        Raises:
+            DataError: when the model is no GPT, a prompt does not fit it, or an option is out of range.
         """
         given, one = texts_of(prompts)
         how = options_of(
@@ -275,7 +306,17 @@ class TrainedModel:
         show: Callable[[int, str], object] = lambda number, text: None,
         cancel: CancelToken = NEVER,
     ) -> list[GeneratedText]:
-        """`generate` of several prompts, its options as one object."""
+        """Returns the results of `generate` for several prompts, with its options as one object.
+
+        Args:
+            prompts: the texts to continue.
+            how: the options.
+            show: as in `generate`.
+            cancel: as in `generate`.
+
+        Raises:
+            DataError: as `generate`.
+        """
         return self._compute(lambda: generate.finish(self._stream(prompts, how, cancel), lambda part: show(*part)))
 
     def stream(
@@ -290,11 +331,24 @@ class TrainedModel:
         stop: str | Sequence[str] = (),
         seed: int = 0,
     ) -> Iterator[str]:
-        """Continues a prompt with a GPT, and yields its text in parts as they are generated; options as in `generate`.
+        """Continues a prompt with a GPT, and yields the new text in parts while it is generated.
 
         Example:
             for part in model.stream("Once upon a time"):
                 print(part, end="", flush=True)
+
+        Args:
+            prompt: the text to continue.
+            tokens: the most tokens to generate; 0: 64, or as many as the model's length leaves room for.
+            temperature: 0: always the most probable token (greedy); 1: the model's own probabilities.
+            top_k: sample from the k most probable tokens; 0: from all.
+            top_p: sample from the most probable tokens that together reach this probability; 1: from all.
+            top_p_exclusive: leave out the token with which top_p is reached, as GPT-2's code does.
+            stop: a text or several: the generated text ends before the first of them.
+            seed: of the random numbers; the same seed gives the same text.
+
+        Raises:
+            DataError: as `generate`, at the call and not at the first part.
         """
         how = options_of(
             GenerateOptions,
@@ -317,15 +371,22 @@ class TrainedModel:
         return texts()
 
     def score(self, texts: Any, *, length: int = 0, stride: int = 0, batch: int = 8) -> TextScore:
-        """Measures how well a run predicts text: {"loss", "perplexity", …}, a BERT's "pseudo_perplexity"; each text is
-        a document of its own, and several are summed. `analysis.scoring.score` says what the families measure.
+        """Measures how well a run predicts text: {"loss", "perplexity", …}, a BERT's "pseudo_perplexity".
 
-        length  tokens of a window; 0: as in training
-        stride  new tokens in each window, the others being context; 0: all
-        batch   windows, or an ELMo's sentences, at a time
+        Each text is a document of its own; the figures are over all of them together. The loss is in nats per token.
+        `analysis.scoring.score` says what each family measures.
 
-        Raises: DataError for a run without the head that predicts words, a length or stride that does not fit, and
-        text without a token.
+        Args:
+            texts: one text or several.
+            length: tokens of a window; 0: as in training. An ELMo reads whole sentences and takes neither this nor
+                stride.
+            stride: new tokens in each window, the others being context; 0: as many as fit, so that windows do not
+                overlap.
+            batch: windows, or an ELMo's sentences, at a time.
+
+        Raises:
+            DataError: when the run lacks the head that predicts words, the length or stride does not fit, or the text
+                has no token.
         """
         given, _ = texts_of(texts)
         return self.score_documents(given, length=length, stride=stride, batch=batch)
@@ -333,23 +394,41 @@ class TrainedModel:
     def score_documents(
         self, documents: Any, *, length: int = 0, stride: int = 0, batch: int = 8, cancel: CancelToken = NEVER
     ) -> TextScore:
-        """`score` of any number of documents, which are read one at a time."""
-        # What reads words has no windows: it reads sentences.
+        """Returns `score` of documents that are read one at a time, so that they may exceed memory.
+
+        Args:
+            documents: an iterable of texts.
+            length: as in `score`.
+            stride: as in `score`.
+            batch: as in `score`.
+            cancel: stops the work early when it is triggered; the default never does.
+
+        Raises:
+            DataError: as `score`.
+        """
         if length > self.trained_length:
             logger.warning(
                 f"windows of {length} tokens are longer than those of training, which had {self.trained_length}"
             )
+        # A model that reads words has no windows: it reads sentences.
         length = length or (0 if self.run.text.reads_words else self.run.data.length)
         return self._compute(lambda: score(self.token_scorer(length, stride), documents, batch=batch, cancel=cancel))
 
     @property
     def forward_params(self) -> Params:
-        """The parameters as forward passes read them fastest here (`unstack_layers`); `params` are those of a run."""
+        """The parameters in the layout of the fastest forward pass here (`unstack_layers`); `params` has a checkpoint's."""
         return self._compute(lambda: self._loaded.unstacked)
 
     def token_scorer(self, length: int = 0, stride: int = 0) -> TokenScorer:
-        """Returns what predicts the tokens of texts (`analysis.scoring`); length and stride as in `score`, 0: all that
-        the model takes."""
+        """Returns the object that predicts the tokens of texts (`analysis.scoring`).
+
+        Args:
+            length: tokens of a window; 0: the model's length.
+            stride: new tokens in each window; 0: as many as fit.
+
+        Raises:
+            DataError: when the run lacks the head that predicts words, or the length or stride does not fit.
+        """
         return token_scorer(
             self.model,
             self.forward_params,
@@ -364,9 +443,16 @@ class TrainedModel:
     def attention(
         self, text: str, second: str | None = None, *, layers: Numbers = None, heads: Numbers = None
     ) -> AttentionMaps:
-        """Returns the attention maps of a text or a pair, of layers and heads by their numbers from 1 (None: all).
+        """Returns the attention maps of a text or of a pair of texts.
 
-        Raises: DataError for an ELMo, a text that is empty or too long, and layers and heads that the model lacks.
+        Args:
+            text: the text.
+            second: the second text of a pair, which is laid out as in the model's tasks.
+            layers: the number of a layer from 1, or several; None: all.
+            heads: the number of a head from 1, or several; None: all.
+
+        Raises:
+            DataError: when the model has no attention or lacks a layer or head, or a text is empty or too long.
         """
         given = (self.model, self.params, self.tokenizer, text, second)
         maps = self._compute(lambda: attention_maps(*given, layers=layers, heads=heads))
@@ -376,7 +462,11 @@ class TrainedModel:
     def gates(self, text: str) -> WordGates:
         """Returns the gates of an ELMo's LSTMs at each word of a text, and the mixes of layers that its run learned.
 
-        Raises: DataError for another family, and a text without a word.
+        Args:
+            text: read as one sentence.
+
+        Raises:
+            DataError: when the model is no ELMo, or the text has no word.
         """
         return self._compute(lambda: word_gates(self.model, self.params, self.tokenizer, text, self.run.head))
 
@@ -395,15 +485,19 @@ class TrainedModel:
     ) -> WordSenses:
         """Returns the vectors of a word in its sentences at each layer, and how they part by sense, or by cluster.
 
-        senses             that of the word in each of the texts; None: vectors are clustered
-        ignore_case        take the word in upper and lower case
-        clusters           how many clusters; 0: as many as have the largest silhouette
-        adjust_anisotropy  similarities above that of two different words too
-        max_occurrences    of more, a random sample
-        seed               of samples and clusters
-        batch              sentences at a time
+        Args:
+            word: one word, as the run splits text.
+            texts: sentences; each occurrence of the word in them has a vector.
+            senses: the sense that the word has in each text, a list of the same length; None: vectors are clustered.
+            ignore_case: take the word in upper and lower case.
+            clusters: the number of clusters where no senses are given; 0: from 2 to 10, by the largest silhouette.
+            adjust_anisotropy: report also how far similarities lie above the mean cosine of two different words.
+            max_occurrences: the most occurrences to compute; of more, a random sample.
+            seed: of samples and clusters.
+            batch: sentences at a time.
 
-        Raises: DataError for a word that never occurs, or only once, and senses that do not fit the texts.
+        Raises:
+            DataError: when the word occurs less than twice, or the senses or clusters do not fit the texts.
         """
         given, _ = texts_of(texts)
         sentences = given_sentences(given, None if senses is None else as_list(senses, "senses"))
@@ -428,10 +522,13 @@ class TrainedModel:
     def predict(self, texts: Any) -> Any:
         """Predicts with a fine-tuned run: {"id", "prediction", "scores"}; several texts give a list.
 
-        A text is a string, a pair (first, second) or a dict of columns named as in training; for tags also a list of
-        words, for choices (text, [alternative, …]).
+        Args:
+            texts: one string, or several texts. A text is a string, a pair (first, second) or a dict of columns named
+                as in training; for tags also a list of words, for choices (text, [alternative, …]).
 
-        Raises: ConfigError for a run without a task, DataError for a text that does not fit it.
+        Raises:
+            ConfigError: when the run has no task.
+            DataError: when a text does not fit the task.
         """
         predictor = self._predictor
         if isinstance(texts, str):
@@ -439,6 +536,14 @@ class TrainedModel:
         return predictor(as_list(texts, "texts"))
 
     def finetune(self, task: str = "classify", **options: Any) -> Path:
-        """Fine-tunes a new run from this one, and returns its folder: `contexture.finetune` has the options."""
+        """Fine-tunes a new run from this one, and returns its folder.
+
+        Args:
+            task: as for `contexture.finetune`.
+            options: the other arguments of `contexture.finetune`, by name; `dir`, the new run's folder, is required.
+
+        Raises:
+            ConfigError: as `contexture.finetune`, which may raise other errors too.
+        """
         assert self._finetune is not None, "made without a function that trains; use contexture.open"
         return self._finetune(self.folder, task, **options)

@@ -169,6 +169,7 @@ class BertConfig(TransformerConfig):
     """BERT (Devlin et al. 2018). The defaults are bert-base-uncased. Kernels and tables are initialised from a normal
     distribution truncated at two standard deviations."""
 
+    # vocab and length: uncased_L-12_H-768_A-12 (google-research/bert), whose other sizes are TransformerConfig's.
     family: ClassVar[str] = "bert"
     vocab: int = 30522
     length: int = 512
@@ -223,6 +224,7 @@ class GptConfig(TransformerConfig):
         require_fraction(self, "position_std")
         if self.local_window < 0:
             raise ValueError(f"model.local-window={self.local_window} is not a number of keys (0: all)")
+        # One table has rows for tokens and for positions: a second table for the softmax would leave nothing to join.
         if self.one_table and not self.tied:
             raise ValueError("model.one-table is the table of the softmax too; leave --model.no-tied out")
 
@@ -231,6 +233,7 @@ class GptConfig(TransformerConfig):
 class ElmoConfig(ModelConfig):
     """ELMo's biLM (Peters et al. 2018). The defaults are the published model."""
 
+    # The released model's options.json: 2048 filters, and cells projected to 512 in each direction.
     family: ClassVar[str] = "elmo"
     is_recurrent: ClassVar[bool] = True
     vocab: int = 793471
@@ -275,6 +278,7 @@ class ElmoConfig(ModelConfig):
             raise ValueError(
                 f"model.filters={self.filters} are not pairs of a width from 1 to {WORD_CHARS} and how many there are"
             )
+        # 0 switches each of these off.
         require_at_least_0(self, "highway", "cell_clip", "projection_clip")
         filters = sum(count for _, count in self.filters)
         characters = sum(width * count for width, count in self.filters) * self.char_width

@@ -75,6 +75,7 @@ def _bilm(config: ElmoConfig, sizes: dict[str, int]) -> nn.Module:
 
 
 MODEL_FAMILIES: dict[type, ModelFamily] = {
+    # By class and not by name: a configuration carries no code, and code that has one needs no name to find its family.
     BertConfig: ModelFamily(
         bert.Bert,
         bert.sizes,
@@ -94,9 +95,11 @@ MODEL_FAMILIES: dict[type, ModelFamily] = {
         {"lm": _next_token, "span": _pointers},
         gpt.Block,
     ),
+    # Recurrent: no layer with attention, and an estimate of activations of its own.
     ElmoConfig: ModelFamily(
         elmo.Elmo, elmo.sizes, elmo.kernel_init, elmo.training_flops, elmo.activation_floats, {"bilm": _bilm}
     ),
+    # No pretraining head: tables are imported.
     VectorsConfig: ModelFamily(
         vectors.Vectors, vectors.sizes, vectors.kernel_init, vectors.training_flops, vectors.activation_floats
     ),

@@ -59,13 +59,16 @@ PARAMETER_DIMS: tuple[tuple[str, str], ...] = (
     # BERT's pooler and the heads of pretraining.
     (r"backbone/pooler/kernel", "D_"),
     (r"backbone/pooler/bias", "D"),
+    # BERT's masked LM: a square layer and its norm, then the words' scores (the table is the backbone's if tied).
     (r"heads_mlm/transform/kernel", "D_"),
     (r"heads_mlm/transform/bias", "D"),
     (r"heads_mlm/norm/(scale|bias)", "D"),
     (r"heads_mlm/bias", "V"),
+    # The softmax of an ELMo reads the projected state, so its width is J and not D.
     (r"heads_bilm/kernel", "VJ"),
     (r"heads_bilm/bias", "V"),
     (r"heads_(mlm|lm)/table", "VD"),
+    # Any head of one linear map, of a task too that is not among ours: the width to the classes.
     (r"heads_(?!bilm|choice)\w+/kernel", "DC"),
     (r"heads_span/query/kernel", "DC_"),
     (r"heads_span/query/bias", "C_"),
@@ -79,6 +82,7 @@ PARAMETER_DIMS: tuple[tuple[str, str], ...] = (
     (r"heads_\w+/out/bias", "C"),
     (r"heads_tag/chain/steps", "C_"),
     (r"heads_tag/chain/(first|last)", "C"),
+    # One score for each alternative: no letter, so that no mesh axis is given a dim of size 1.
     (r"heads_choice/kernel", "D_"),
     (r"heads_choice/bias", "_"),
     # Adapters (LoRA): `a` has the input dims of its kernel and the rank, `b` the rank and the output dims.
@@ -88,6 +92,7 @@ PARAMETER_DIMS: tuple[tuple[str, str], ...] = (
     (r"lora/layers/attention/out/kernel/a", "NHK_"),
     (r"lora/layers/ffn/out/kernel/a", "NF_"),
     (r"lora/layers/(attention|ffn)/out/kernel/b", "N_D"),
+    # The rank has no letter either: it is small, and whole on every device.
     (r"lora/pooler/kernel/a", "D_"),
     (r"lora/layers/(forward|backward)/kernel/a", "N_J_"),
     (r"lora/layers/(forward|backward)/kernel/b", "N_GU"),

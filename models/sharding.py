@@ -120,6 +120,7 @@ def batch_shards(rows: int) -> int:
 
 def is_unsharded(letter: str) -> bool:
     """Returns whether each device of the current mesh holds the whole of a letter's dim."""
+    # An axis of size one shards nothing.
     mesh = jax.sharding.get_abstract_mesh()
     return mesh.empty or all(mesh.shape.get(axis, 1) == 1 for axis in RULES.get(letter, ()))
 
@@ -144,6 +145,7 @@ def constrain(x: jax.Array, dims: str) -> jax.Array:
     bad: after gathers from tables, at a loop's carry, and where a loss is computed in chunks.
     """
     mesh = jax.sharding.get_abstract_mesh()
+    # Without a mesh there is no axis to name, and on one device there is nothing to divide.
     if mesh.empty or mesh.size == 1:
         return x
     return jax.lax.with_sharding_constraint(x, partition_spec(dims, x.shape, dict(mesh.shape)))

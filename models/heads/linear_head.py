@@ -14,6 +14,7 @@ def without_absent(logits_BA: jax.Array, batch: dict[str, jax.Array]) -> jax.Arr
     alternatives than others has a softmax over its own only."""
     if "choices" not in batch:
         return logits_BA
+    # -inf and not a large number: an absent alternative has probability 0, and its gradient is 0 too.
     return jnp.where(batch["choices"] > 0, logits_BA, -jnp.inf)
 
 
@@ -46,6 +47,7 @@ class LinearHead(nn.Module):
 
     def pooled(self, encoding: Encoding) -> jax.Array:
         """Returns the encoding's pooled vectors, BD."""
+        # A programming error, no user's: `models.families` gives such heads to backbones that pool.
         name = type(self).__name__
         assert encoding.pooled_BD is not None, f"{name} reads a pooled vector, and this backbone gives none"
         return encoding.pooled_BD

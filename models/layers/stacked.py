@@ -27,9 +27,11 @@ def unstack_layers(params: Params, config: ModelConfig) -> Params:
         return params
     if platform() != "cpu":
         return params
+    # On a mesh each device holds a part of every stack, and arrays apart would have to be sharded anew.
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
         return params
+    # A loop indexes the stack by the layer's number.
     if layers_per_iteration(config.unroll, config.layers, config.remat) < config.layers:
         return params
     return {**params, "backbone": {**backbone, "layers": _unstacked(backbone["layers"], config.layers)}}
@@ -37,6 +39,7 @@ def unstack_layers(params: Params, config: ModelConfig) -> Params:
 
 @partial(jax.jit, static_argnums=1)
 def _unstacked(stacked: Any, layers: int) -> Any:
+    # In one jitted program: layer by layer from Python, each of some 16 arrays a layer would be a call of its own.
     return jax.tree.map(lambda x: tuple(x[n] for n in range(layers)), stacked)
 
 

@@ -28,12 +28,14 @@ def choose(config: TransformerConfig, platform: str, packed: bool = False) -> Ch
         raise ValueError(f"model.attention=cudnn does not go {without}; give --model.attention auto")
     if config.attention == "pallas" and platform not in ("cpu", "tpu", "gpu"):
         raise ValueError(f"model.attention=pallas does not go on {platform}; give --model.attention auto")
+    # Pallas' interpreter: for tests of the kernel on a machine without a TPU.
     if config.attention == "pallas" and platform == "cpu":
         return Choice("pallas", "as asked for; a CPU interprets the kernel, which is slow")
     if config.attention != "auto":
         return Choice(config.attention, "as asked for")
     if platform == "tpu":
         return Choice("pallas", "a kernel that never stores the weights, for TPUs")
+    # A CPU, and TPUs whose generation the kernel was not made for (`sharding.platform`).
     if platform != "gpu":
         return Choice("reference", f"no kernel for {platform}")
     if without:
