@@ -46,7 +46,7 @@ _OTHER_METHODS = {
 
 
 def with_hints(function: F) -> F:
-    """Returns a function that says which argument of its own an unknown one may stand for."""
+    """Wraps a function so that an unknown argument's error names the argument that was probably meant."""
     names = [name for name in inspect.signature(function).parameters if name != "self"]
 
     @functools.wraps(function)
@@ -61,7 +61,7 @@ def with_hints(function: F) -> F:
 
 
 def with_method_hints(kind: C) -> C:
-    """Returns a class whose methods have hints, and which says what does what a method of another library does."""
+    """Adds hints to a class: for unknown arguments of its methods, and for names of methods of other libraries."""
     for name, method in vars(kind).copy().items():
         takes_any = (
             any(p.kind is p.VAR_KEYWORD for p in inspect.signature(method).parameters.values())
@@ -86,7 +86,7 @@ def texts_of(given: Any) -> tuple[list[Any], bool]:
 
 
 def words_of(text: Any, number: int) -> list[str]:
-    """Returns the words of a text: as they are given, or what stands between white space."""
+    """Returns the words of a text: a list as it was given, a string split at white space."""
     words = text.split() if isinstance(text, str) else list(text) if isinstance(text, list | tuple) else None
     if words is None or not all(isinstance(word, str) for word in words):
         raise DataError(f"text {number}: {str(text)[:60]!r} is neither a text nor a list of words")
@@ -94,7 +94,7 @@ def words_of(text: Any, number: int) -> list[str]:
 
 
 def options_of(kind: Callable[..., T], **given: Any) -> T:
-    """Returns options of a kind. Raises: DataError for those out of range."""
+    """Returns an options object; a value out of range is a DataError, as for all that a caller passes in Python."""
     try:
         return kind(**given)
     except ValueError as error:

@@ -11,8 +11,8 @@ _TASK_OPTION = re.compile(r"(?:--)?\btask\.(?=(?:text|second|choices|labels?|hea
 
 @contextmanager
 def column_options(**renamed: str) -> Iterator[None]:
-    """Words an error of the reader of examples, which names options of a task (--task.label), by those that a command
-    has itself: --label, or, with label="sense", --sense."""
+    """Replaces a task's options in errors of the reader of examples (--task.label) by the command's own: --label, or,
+    with label="sense", --sense."""
     try:
         yield
     except DataError as error:
@@ -24,7 +24,8 @@ def column_options(**renamed: str) -> Iterator[None]:
 
 @contextmanager
 def column_names(*names: str) -> Iterator[None]:
-    """Words such an error for a command without options for columns: they have to have usual names, such as these."""
+    """Replaces the option in such an error, for a command without options for columns, by names that the file's columns
+    may have."""
     try:
         yield
     except DataError as error:

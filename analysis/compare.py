@@ -44,8 +44,17 @@ _WIDEST = 40
 
 
 class ComparedRun(TypedDict):
-    """A run's figures: steps done, the newest training loss (mean of a hundredth of the run), the newest and the best
-    held-out loss, the middle speed. Losses in nats; None where there is none."""
+    """A run's figures; None where there is none.
+
+    Attributes:
+        run: the run's folder.
+        steps: steps done.
+        loss: the newest training loss in nats, the mean of the last hundredth of the run.
+        held_out_loss: the newest one, in nats.
+        best_held_out_loss: the lowest one, in nats.
+        best_step: the step of the lowest one.
+        tokens_per_second: the median.
+    """
 
     run: str
     steps: int
@@ -67,8 +76,13 @@ class ComparedMetric(TypedDict):
 
 
 class Comparison(TypedDict):
-    """What `compare` returns. metrics: a row for each metric and run of a task; differences: {"setting": name, run:
-    value, …}, a row for each setting that differs."""
+    """What `compare` returns.
+
+    Attributes:
+        runs: a row for each run.
+        metrics: a row for each metric and run of a task.
+        differences: {"setting": name, run: value, …}, a row for each setting that differs.
+    """
 
     runs: list[ComparedRun]
     metrics: list[ComparedMetric]
@@ -95,12 +109,15 @@ def check_target(to: Path) -> None:
 
 
 def compare(folders: Sequence[Path], to: Path | None = None, theme: Theme = "light") -> Comparison:
-    """Returns figures and differing settings of runs; writes their curves too where `to` is given.
+    """Returns figures and differing settings of runs, and draws their curves if `to` is given.
 
-    to: *.html, a page of its own with curves and tables, in its reader's theme; *.png, *.svg or *.pdf, a picture.
-    theme: of a *.png or a *.pdf.
+    Args:
+        folders: the runs' folders.
+        to: *.html, a page with curves and tables that follows its reader's theme; *.png, *.svg or *.pdf, a picture.
+        theme: the colours of a *.png or a *.pdf.
 
-    Raises: ConfigError for a folder that is no run, the same folder twice, and a name that is none of these.
+    Raises:
+        ConfigError: when a folder is no run or given twice, or `to` has another suffix.
     """
     if len(set(map(Path.resolve, folders))) < len(folders):
         raise ConfigError("a run is given twice; give each once")
@@ -207,7 +224,7 @@ def _figures(run: str, curves: Curves) -> ComparedRun:
 def _drawn(name: str, run: Run, curves: Curves) -> _Drawn:
     of = {"mlm_nsp": "loss of masked tokens", "lm": "loss of next tokens", "bilm": "loss of both directions"}
     train, held = curves.of("train", curves.name), curves.of("dev", curves.name)
-    # A sampled loss is far below that of the whole vocabulary, and no figure to compare with it.
+    # A sampled softmax's loss is far below the loss over the whole vocabulary, which held-out figures are: left out.
     parts = [] if curves.sampled and len(held) else np.array_split(train, max(min(_MEANS, len(train)), 1))
     means = np.array([(part[-1, 0], part[:, 1].mean()) for part in parts if len(part)]).reshape(-1, 2)
     return _Drawn(name, f"{of.get(run.objective, 'loss')} (nats)", means, held, _drawn_metrics(curves))

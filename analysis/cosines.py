@@ -11,10 +11,13 @@ def unit_length(vectors: np.ndarray) -> np.ndarray:
 
 
 def mean_cosines(unit_ND: NDArray[np.float64], groups_N: NDArray[np.integer]) -> tuple[float | None, float | None]:
-    """Returns the mean cosine of two different vectors (of one group, of two groups); None where there are no two.
+    """Returns the mean cosine of pairs of vectors (within one group, between groups); None where there is no pair.
 
-    unit_ND: of length 1, or 0. By sums of vectors: Σ over i ≠ j of u_i·u_j is |Σ u|² - Σ |u|², in time that grows with
-    N alone.
+    Σ over i ≠ j of u_i·u_j = |Σ u|² - Σ |u|², so the time is linear in N and no N × N matrix is built.
+
+    Args:
+        unit_ND: vectors of length 1, or 0.
+        groups_N: the group of each.
     """
     whole, pairs = _sum_of_pairs(unit_ND)
     within, within_pairs = 0.0, 0

@@ -28,9 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 def units_of(texts: Sequence[str], model: Model, tokenizer: Tokenizer | OpenVocabulary) -> list[Units]:
-    """Returns what a model reads of each text, and warns once of those that lose their end.
+    """Returns the words or token ids that a model reads of each text; warns once if texts are truncated.
 
-    Raises: DataError for what is no text.
+    Raises:
+        DataError: when something is no text.
     """
     family, units, truncated = text_family(model.config), list[Units](), 0
     split = family.sentence_splitter(tokenizer, model.config.length)
@@ -46,9 +47,14 @@ def units_of(texts: Sequence[str], model: Model, tokenizer: Tokenizer | OpenVoca
 
 
 def pool_of(of: str, pool: Pool | None) -> Pool:
-    """Returns the pooling of vectors of sentences, words or tokens; None is the usual one.
+    """Returns the pooling for vectors of sentences, words or tokens.
 
-    Raises: DataError for something else, and a pooling where there is a vector for each word or token.
+    Args:
+        of: "sentences", "words" or "tokens".
+        pool: for sentences; None: mean-words.
+
+    Raises:
+        DataError: when `of` is something else, or a pooling is given for vectors of words or tokens.
     """
     if of not in ("sentences", "words", "tokens"):
         raise DataError(f"of={of!r} is not one of sentences, words, tokens")
@@ -61,6 +67,7 @@ def pool_of(of: str, pool: Pool | None) -> Pool:
 
 def word_vectors(vectors: np.ndarray, split: SplitWords) -> np.ndarray:
     """[…, units, D] → [..., words, D]: the mean of each word's pieces."""
+    # Sums of ranges as differences of prefix sums, in float64: the difference of two large sums keeps its digits.
     sums = np.concatenate([np.zeros_like(vectors[..., :1, :]), np.cumsum(vectors, -2, dtype=np.float64)], -2)
     return ((sums[..., split.ends, :] - sums[..., split.starts, :]) / (split.ends - split.starts)[:, None]).astype(
         np.float32
@@ -77,12 +84,15 @@ def embed(
     cancel: CancelToken = NEVER,
     trained: LengthWatch = ANY_LENGTH,
 ) -> Iterator[np.ndarray]:
-    """Yields the vectors of each sentence (words or token ids, as its family's splitter returns them), in order: each
-    f32 [layers, units, D], or [layers, D] where they are pooled.
+    """Yields the vectors of each sentence, in order: f32 [layers, units, D], or [layers, D] if they are pooled.
 
-    trained: warns of sentences longer than those of training.
+    Args:
+        sentences: the words or token ids of each, as the family's splitter returns them.
+        how: which vectors.
+        trained: warns of sentences longer than the training sequences.
 
-    Raises: DataError for unknown or unfitting options.
+    Raises:
+        DataError: when an option is unknown or does not fit the model.
     """
     config, text, batch = model.config, text_family(model.config), how.batch
     pools = ["none", *(name for name, row in POOLINGS.items() if text.marks_ends or not row.reads_cls)]
@@ -92,7 +102,7 @@ def embed(
         raise DataError("stateful is an ELMo's, and this run is of another family; leave it out")
     check_batch(batch)
     numbers = tuple(range(config.layers + 1)) if how.layers is None else how.layers
-    # One that was trained with it reads each sentence alone, unless it is asked for.
+    # An ELMo that was trained with a carried state reads each sentence alone here, unless `stateful` asks for it.
     config = replace(config, stateful=how.stateful) if config.is_recurrent else config
     backbone, what = {"backbone": params["backbone"]}, (numbers, how.pool)
     width = len(numbers) * config.width
@@ -106,11 +116,11 @@ def embed(
         before: tuple[list[int], jax.Array] | None = None
         for places, length in plan:
             cancel.check()
-            # All batches have the rows of the first, rounded up: few programs are compiled.
+            # All batches have the rows of the first one, rounded up to a power of two: few programs are compiled.
             rows = rows or (batch if how.stateful else min(batch, power_of_two(len(places))))
             fields = text.lines([window[n] for n in places], rows, tokenizer, config.length, length)
             arrays, carry = _states(config, what, backbone, fields, carry)
-            # A batch is fetched when the next is on its way.
+            # A batch is fetched once the next is enqueued, so that the device does not wait for the host.
             _put(vectors, window, before)
             before = places, arrays
         _put(vectors, window, before)
@@ -132,8 +142,10 @@ def _put(vectors: list[np.ndarray], window: Sequence[Units], computed: tuple[lis
 def _states(
     config: ModelConfig, what: tuple[tuple[int, ...], str], params: Params, batch: Batch, carry: Params
 ) -> tuple[jax.Array, Params]:
-    """Returns (f32 [layers, B, L, D], or pooled [layers, B, D]; what a stateful ELMo carries to the next batch). what:
-    the layers and the pooling."""
+    """Returns (f32 [layers, B, L, D], or pooled [layers, B, D]; a stateful ELMo's carry for the next batch).
+
+    what: the layers and the pooling.
+    """
     layers, pool = what
     model = build(config)  # the backbone alone
     outputs, variables = model.apply({"params": params, "carry": carry}, batch, states=True, mutable=["carry"])
@@ -146,8 +158,10 @@ def _states(
 
 
 def _pooled(states_NBLD: jax.Array, count_B: jax.Array, pool: str, ends: bool) -> jax.Array:
-    """Returns a vector of each sentence, f32 NBD, here on the device: what is fetched is small. ends: the first and the
-    last of its units are [CLS] and [SEP]."""
+    """Returns a vector for each sentence, f32 NBD; pooled on the device, so that little is fetched.
+
+    ends: whether the first and the last unit are [CLS] and [SEP].
+    """
     place_1L, count_B1 = jax.numpy.arange(states_NBLD.shape[2])[None], count_B[:, None]
     units_BL, words_BL = place_1L < count_B1, (place_1L >= int(ends)) & (place_1L < count_B1 - int(ends))
     return POOLINGS[pool].pool(states_NBLD.astype(jax.numpy.float32), units_BL, words_BL)

@@ -25,10 +25,13 @@ def fill(
 ) -> list[list[TokenScore]]:
     """Predicts the `top` most probable tokens for each [MASK] of a text: [[{"token": "cat", "score": 0.61}, …], …].
 
-    The score is the probability in the softmax over the vocabulary. trained: warns of text longer than that of
-    training.
+    The score is the probability in the softmax over the vocabulary.
 
-    Raises: DataError for a text without [MASK] or longer than the model, and a model without a masked-LM head.
+    Args:
+        trained: warns of text longer than the training sequences.
+
+    Raises:
+        DataError: when the text has no [MASK] or is longer than the model, or the model has no masked-LM head.
     """
     if "mlm" not in family_of(model.config).heads:
         other = text_family(model.config)
@@ -52,7 +55,7 @@ def fill(
         raise DataError(f"the text has {len(ids)} tokens, the model takes {model.config.length}; give a shorter one")
     trained.check(len(ids))
     places = np.flatnonzero(np.array(ids) == tokenizer.mask)
-    # Slots are rounded up as the length is, so that few programs are compiled; those without a [MASK] are left out.
+    # The number of slots is rounded up, as the length is, so that few programs are compiled; empty ones are dropped.
     slots = np.zeros((1, power_of_two(len(places))), np.int32)
     slots[0, : len(places)] = places
     batch = {**token_lines([ids], 1, tokenizer.pad, model.config.length), "slots": slots}

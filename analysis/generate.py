@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 class _Ending(NamedTuple):
-    """When a text ends, beside the token that ends documents: after so many tokens, or before one of these texts."""
+    """When a text ends, unless at the end-of-document token: after `tokens` tokens, or before a text of `stop`."""
 
     tokens: int
     stop: tuple[str, ...]
@@ -36,8 +36,16 @@ class _Ending(NamedTuple):
 
 @dataclass
 class _Continuation:
-    """A text on the way: the prompt's ids, those sampled, why it stopped, how many characters have been shown, and how
-    many ids the prompt has lost."""
+    """A text that is being generated.
+
+    Args:
+        prompt: the ids of the prompt.
+        ids: the ids sampled so far.
+        text: the text of `ids`, cut at a stop text.
+        stopped: why the text has ended; "" while it grows.
+        shown: how many characters of `text` were yielded.
+        truncated: how many ids the prompt has lost at its beginning.
+    """
 
     prompt: list[int]
     ids: list[int] = field(default_factory=list)
@@ -47,7 +55,7 @@ class _Continuation:
     truncated: int = 0
 
     def truncate(self, length: int) -> None:
-        """Keeps the last ids of the prompt, so many, and one at least."""
+        """Keeps the last `length` ids of the prompt, but at least one."""
         self.truncated = max(len(self.prompt) - max(length, 1), 0)
         del self.prompt[: self.truncated]
 
@@ -63,18 +71,20 @@ def stream(
     trained: LengthWatch = ANY_LENGTH,
     decode_params: decode.DecodeParams | None = None,
 ) -> Generator[tuple[int, str], None, list[GeneratedText]]:
-    """Continues each prompt: yields (number, new characters) as each text grows, then returns [{"prompt", "text",
-    "tokens", "stopped": "end" | "stop" | "length"}, …], with "truncated" where prompts may lose their first tokens.
+    """Continues each prompt: yields (number, new characters) as each text grows, then returns the results.
 
-    trained         warns where a text gets longer than those of training
-    decode_params   what `decoding_params` returns, where it is kept for several calls
+    A text depends on the seed, its number among the prompts, and its prompt. It ends at the end-of-document token too,
+    and an empty prompt starts behind that token. Results have "truncated" where prompts may lose their first tokens.
 
-    A text depends on the seed, its number among the prompts, and its prompt. It ends at the token that ends documents
-    too, and an empty prompt starts behind that token.
+    Args:
+        trained: warns where a text gets longer than the training sequences.
+        decode_params: what `decoding_params` returned, kept for several calls; None: computed here.
 
-    Raises: DataError for a model that is no GPT, an empty prompt where the vocabulary has no such token, and a prompt
-    that leaves too little room for the tokens, unless it is truncated.
+    Raises:
+        DataError: when the model is no GPT, a prompt is empty and the vocabulary has no end-of-document token, or a
+            prompt leaves too little room for the tokens and is not to be truncated.
     """
+    # The checks run at the call; `work` below is the generator.
     config = model.config
     if not isinstance(config, GptConfig):  # `models.decode` decodes no other
         raise DataError("only a GPT writes on from a prompt; this run is of another family (BERT fills gaps)")
@@ -115,8 +125,11 @@ def _check_options(prompts: Sequence[str], how: GenerateOptions) -> None:
 
 
 def _make_room(texts: Sequence[_Continuation], tokens: int, limit: int, truncate: bool) -> int:
-    """Returns how many tokens a text gets; prompts lose their first ones where they may. Raises: DataError for a prompt
-    that leaves too little room."""
+    """Returns how many tokens each text gets; prompts lose their first tokens if `truncate` is set.
+
+    Raises:
+        DataError: when a prompt leaves too little room.
+    """
     tokens = tokens or max(min(64, limit - max(len(text.prompt) for text in texts)), 1)
     for number, text in enumerate(texts):
         if truncate:
@@ -139,7 +152,7 @@ _unstack = jax.jit(decode.unstack_params, static_argnums=(1, 2))
 
 
 def finish(work: Generator[T, None, R], show: Callable[[T], object] = lambda part: None) -> R:
-    """Returns what a generator returns, once `show` has got all that it yields."""
+    """Runs a generator to its end, calls `show` with each item, and returns the generator's return value."""
     while True:
         try:
             part = next(work)
@@ -149,7 +162,7 @@ def finish(work: Generator[T, None, R], show: Callable[[T], object] = lambda par
 
 
 def _encode_prompt(prompt: str, number: int, tokenizer: Tokenizer) -> list[int]:
-    """Returns the ids of a prompt; of an empty one the token that ends documents, behind which the next one begins."""
+    """Returns the ids of a prompt; for an empty one the end-of-document token, after which a new document begins."""
     ids = encode_checked([prompt], [f"prompt {number}"], tokenizer)[0] if prompt else []
     if ids:
         return ids
@@ -168,7 +181,7 @@ def _bursts(
     tokens: int,
     seed: int,
 ) -> Iterator[jax.Array]:
-    """Yields the sampled tokens of a batch, i32 [texts, 1] and then [texts, BURST], as they are asked of the device."""
+    """Yields the sampled tokens of a batch, i32 [texts, 1] and then [texts, BURST], each when it is enqueued."""
     longest = max(len(text.prompt) for _, text in group)
     length = bucket(longest, config.length)
     tokens_BL = np.zeros((len(group), length), np.int32)
@@ -194,7 +207,7 @@ def _read_bursts(
     ending: _Ending,
     cancel: CancelToken,
 ) -> Iterator[tuple[int, str]]:
-    """Adds the tokens of each burst to the texts of a batch, and yields what is new, until all have stopped."""
+    """Adds the tokens of each burst to the texts of a batch, and yields the new characters, until all have stopped."""
     for burst in _one_ahead(bursts):
         cancel.check()
         for (number, text), ids in zip(group, jax.device_get(burst).tolist(), strict=True):
@@ -210,7 +223,7 @@ def _read_bursts(
 
 
 def _one_ahead(bursts: Iterator[jax.Array]) -> Iterator[jax.Array]:
-    """Yields each burst once the next is under way, so that the device works while the host reads."""
+    """Yields each burst once the next is enqueued, so that the device works while the host reads."""
     burst = next(bursts)
     for following in bursts:
         yield burst
@@ -235,10 +248,10 @@ def _append_ids(text: _Continuation, ids: list[int], tokenizer: Tokenizer, endin
 
 
 def _settled_length(text: str, stop: tuple[str, ...]) -> int:
-    """Returns how many characters will stay as they are, whatever comes next."""
+    """Returns how many characters can be shown: no further token will change them."""
     # Bytes that make no whole character yet decode to U+FFFD.
     ready = len(text.rstrip("\ufffd"))
-    # What begins a stop text may become one, and would then not belong to the text.
+    # An end of the text that begins a stop text may turn out to be one, which is cut off.
     for word in stop:
         for size in range(min(len(word) - 1, ready), 0, -1):
             if text[:ready].endswith(word[:size]):

@@ -9,12 +9,15 @@ Layers: TypeAlias = str | int | Sequence[int]
 
 
 def layer_numbers(layers: Layers, top: int, words: Sequence[str] = ("all", "last")) -> tuple[int, ...]:
-    """Returns the numbers of layers in the order given, from 0, the words' own, to `top`: `"0,2"` → (0, 2), `-1` →
-    (top,).
+    """Returns the numbers of layers in the order given: `"0,2"` → (0, 2), `-1` → (top,).
 
-    words: what may be given in place of numbers. "last" is the top layer, any other word stands for all layers.
+    Args:
+        layers: a word, a number, or several numbers; 0 is the context-free layer, -1 the last.
+        top: the number of the last layer.
+        words: the words that may be given: "last" is the last layer, any other word means all layers.
 
-    Raises: DataError for what is no layer of the model.
+    Raises:
+        DataError: when the model lacks a layer.
     """
     if isinstance(layers, str):
         if layers in words:

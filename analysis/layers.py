@@ -17,9 +17,14 @@ from contexture.train.settings.run_file import read
 
 
 def layers(runs: Sequence[Path], load_params: Callable[[Path], Params]) -> list[LayerMix]:
-    """Returns the learned mixes of runs, by run and place; `load_params` reads the parameters of a run's folder.
+    """Returns the learned mixes of runs, by run and place.
 
-    Raises: ConfigError for a run without a mix.
+    Args:
+        runs: the runs' folders.
+        load_params: folder → the parameters of its run.
+
+    Raises:
+        ConfigError: when a run mixes no layers.
     """
     mixes: list[LayerMix] = []
     for folder in runs:
@@ -63,15 +68,15 @@ def check_figure(file: Path) -> None:
 
 
 def draw(mixes: Sequence[LayerMix], file: Path, theme: Theme = "light") -> None:
-    """Draws a bar for each layer and task: the mean over runs, and upon it the standard deviation over seeds where
-    there are several; a line shows equal weights, which a mix begins with."""
+    """Draws a bar for each layer and task: the mean over runs, with the standard deviation over several seeds as an
+    error bar; a line shows equal weights, with which training begins."""
     groups: dict[str, list[dict[int, float]]] = {}
     for mix in mixes:
         weights_of = dict(zip(mix["layers"], mix["weights"], strict=True))
-        # Weights of other layers are those of another choice, and have no mean with these.
+        # A mix of the last four layers is another choice than one of all: their weights have no common mean.
         some = "" if mix["layers"][0] == 0 else f", layers {mix['layers'][0]} to {mix['layers'][-1]}"
         groups.setdefault(f"{mix['task']}\n({mix['place']}{some})", []).append(weights_of)
-    # Runs of several backbones may stand in one figure: a group has as many bars as its deepest run has layers.
+    # A figure may hold runs of several backbones: the deepest one decides how many bars a group has room for.
     layer_count = 1 + max(layer for mix in mixes for layer in mix["layers"])
     width = max(2.4 + max(1.6, 0.35 * layer_count) * len(groups), 5.6)
     figure, (axes,) = new_figure(width, 4.2, theme=theme)
@@ -95,7 +100,7 @@ def draw(mixes: Sequence[LayerMix], file: Path, theme: Theme = "light") -> None:
         axes.hlines(1 / len(group[0]), at - 0.45, at + 0.45, colours[-1], "dashed", linewidth=1.2, label=label)
     axes.set_xticks(range(len(groups)), list(groups))
     axes.set_ylabel("weight in the mix (all layers: 1)")
-    axes.set_ylim(0, 1.5 * axes.dataLim.ymax)  # the legend stands above the bars
+    axes.set_ylim(0, 1.5 * axes.dataLim.ymax)  # room for the legend above the bars
     runs = max(len(group) for group in groups.values())
     add_title(axes, "learned weights of the layers" + (", mean and deviation of runs" if runs > 1 else ""), theme)
     add_legend(axes, theme, ncols=min(layer_count + 1, max(int(width / 1.3), 2)), loc="upper right")

@@ -18,9 +18,9 @@ class Pooling:
     """A way of pooling.
 
     Args:
-        pool: (states f32 NBLD, units BL, words BL) → NBD. units: which places are of the sentence; words: these without
+        pool: (states f32 NBLD, units BL, words BL) → NBD. units: which places hold the sentence; words: these without
             a BERT's [CLS] and [SEP]. A sentence without any has the vector 0.
-        reads_cls: it is for families alone whose sentences begin with a [CLS].
+        reads_cls: whether it is only for families whose sentences begin with [CLS].
     """
 
     pool: "Callable[[jax.Array, jax.Array, jax.Array], jax.Array]"
@@ -38,14 +38,14 @@ def mean_over(states_NBLD: "jax.Array", chosen_BL: "jax.Array") -> "jax.Array":
 
 
 def first(chosen_BL: "jax.Array") -> "jax.Array":
-    """Returns the first of the chosen places of each row alone."""
+    """Returns only the first of the chosen places of each row."""
     return chosen_BL & (chosen_BL.cumsum(1) == 1)
 
 
 POOLINGS: dict[str, Pooling] = {
     "mean": Pooling(lambda states, units, words: mean_over(states, units)),
     "mean-words": Pooling(lambda states, units, words: mean_over(states, words)),
-    # From the right, the last is the first.
+    # Reversed along L, the last word is the first.
     "last": Pooling(lambda states, units, words: mean_over(states, first(words[:, ::-1])[:, ::-1])),
     "cls": Pooling(lambda states, units, words: mean_over(states, first(units)), reads_cls=True),
 }

@@ -4,17 +4,21 @@ from typing import Literal, NotRequired, TypedDict
 
 
 class TokenScore(TypedDict):
-    """A token that may stand in a gap, and its probability in the softmax over the vocabulary."""
+    """A predicted token and its probability in the softmax over the vocabulary."""
 
     token: str
     score: float
 
 
 class GeneratedText(TypedDict):
-    """A continuation: its text without the prompt, the number of its tokens, and why it stopped.
+    """A continuation of a prompt.
 
-    stopped is "end" at the token that ends documents, "stop" before a stop text, "length" after the tokens asked for.
-    truncated: where long prompts are cut, how many tokens this one lost at its beginning.
+    Attributes:
+        prompt: the prompt as it was given.
+        text: the continuation, without the prompt.
+        tokens: how many tokens it has.
+        stopped: "end" at the end-of-document token, "stop" before a stop text, "length" after the tokens asked for.
+        truncated: how many tokens the prompt lost at its beginning; only where long prompts are cut.
     """
 
     prompt: str
@@ -25,7 +29,7 @@ class GeneratedText(TypedDict):
 
 
 class TextCounts(TypedDict):
-    """What was scored: words stand between white space, bytes are UTF-8."""
+    """What was scored: words are separated by white space, bytes are UTF-8."""
 
     documents: int
     tokens: int
@@ -36,13 +40,18 @@ class TextCounts(TypedDict):
 class TextScore(TextCounts):
     """How well a model predicts documents.
 
-    loss is in nats a token, perplexity is exp(loss), word_perplexity exp(nats / words), bits_per_byte in bits over the
-    text's UTF-8. convention says how documents, windows and words were counted.
+    A BERT has pseudo_perplexity and word_pseudo_perplexity instead of perplexities: each token is predicted from all
+    others, which gives no probability of the text. A text without words has no perplexity by word.
 
-    Of a BERT there are pseudo_perplexity and word_pseudo_perplexity instead: each token is predicted from all others,
-    which gives no probability of the text. Of an ELMo, loss is the mean of both directions, whose own perplexities
-    stand beside. unknown counts what the vocabulary of a BERT or an ELMo lacks, which is scored as `[UNK]` or `<UNK>`.
-    A text without words has no perplexity by word.
+    Attributes:
+        loss: in nats per token; of an ELMo the mean of both directions.
+        convention: how documents, windows and words were counted.
+        perplexity: exp(loss).
+        word_perplexity: exp(nats / words).
+        bits_per_byte: bits per byte of the text's UTF-8.
+        forward_perplexity: of an ELMo, and backward_perplexity: of each direction alone.
+        unknown: how many tokens or words the vocabulary of a BERT or an ELMo lacks; scored as `[UNK]` or `<UNK>`.
+        length: tokens of a window, and stride: new tokens in each.
     """
 
     loss: float
@@ -66,8 +75,16 @@ class RunScore(TextScore):
 
 
 class LayerMix(TypedDict):
-    """A learned mix of layers: where it stands, "input" or "output" of the run's head, the numbers of its layers, 0 for
-    the words' own, their weights after the softmax, and the factor gamma.
+    """A learned mix of layers.
+
+    Attributes:
+        run: the run's folder.
+        task: the task's name.
+        seed: the run's seed.
+        place: whether it mixes the "input" or the "output" of the run's head.
+        layers: the numbers of the layers; 0 is the context-free one.
+        weights: their weights after the softmax, which sum to 1.
+        gamma: the factor of the sum.
     """
 
     run: str

@@ -66,17 +66,7 @@ class TrainedModel:
     """
 
     def __init__(self, run: str | Path, step: Step = None, finetune: Callable[..., Path] | None = None) -> None:
-        """Loads a run (`contexture.open`).
-
-        Args:
-            run: the run's folder.
-            step: the checkpoint, as for `contexture.open`.
-            finetune: the function that trains a run from this one; None: `finetune` is not available.
-
-        Raises:
-            ConfigError: when the folder is no run or holds no such checkpoint.
-            CheckpointError: when no checkpoint is good.
-        """
+        """Loads a run, as `contexture.open` says, which also gives the function that trains a run from this one."""
         self.folder, self._finetune = Path(run), finetune
         self._record = read(self.folder)
         self.run: Run = self._record.run
@@ -148,7 +138,7 @@ class TrainedModel:
             texts: one text or several. For of="words" a text is split at white space, or given as a list of words.
             of: which vectors: "sentences", "words" or "tokens". A word of several pieces has the mean of their vectors.
             pool: how a sentence's vector comes from its tokens' vectors: "mean-words", the mean without a BERT's [CLS]
-                and [SEP]; "mean", of all tokens; "last", the last token but [SEP]; "cls", a BERT's [CLS]. None: mean-words.
+                and [SEP], the default; "mean", of all tokens; "last", the last token but [SEP]; "cls", a BERT's [CLS].
             layers: "last"; "all", with the context-free layer 0 first; a number from 0, or from -1 backwards; or
                 several. "all" and several put a layer axis before the others: [N, layers, D], [layers, words, D].
             batch: texts at a time.
@@ -191,15 +181,11 @@ class TrainedModel:
             first: one text or several: the rows. One string has no axis of rows.
             second: one text or several: the columns. One string has no axis of columns.
             pool: how a sentence's vector comes from its tokens' vectors, as in `embed`.
-            layers: one layer, as in `embed`.
-
-        Raises:
-            DataError: when several layers are given, and as `embed`.
+            layers: one layer, as in `embed`; several are a DataError.
         """
         if not is_single(layers):
             raise DataError(f"layers={layers} are several vectors of a text; give one layer")
         firsts, seconds = texts_of(first)[0], texts_of(second)[0]
-        # In one call: texts of both sides share batches.
         both = self.embed([*firsts, *seconds], pool=pool, layers=layers)
         a, b = both[: len(firsts)], both[len(firsts) :]
         cosines = unit_length(a) @ unit_length(b).T
@@ -268,7 +254,7 @@ class TrainedModel:
 
         Args:
             prompts: one text or several. An empty one starts behind the end-of-document token.
-            tokens: the most tokens to generate for each prompt; 0: 64, or as many as the model's length leaves room for.
+            tokens: the most tokens to generate for each prompt; 0: 64, or as many as the model has room for.
             temperature: 0: always the most probable token (greedy); 1: the model's own probabilities.
             top_k: sample from the k most probable tokens; 0: from all.
             top_p: sample from the most probable tokens that together reach this probability; 1: from all.
@@ -306,17 +292,7 @@ class TrainedModel:
         show: Callable[[int, str], object] = lambda number, text: None,
         cancel: CancelToken = NEVER,
     ) -> list[GeneratedText]:
-        """Returns the results of `generate` for several prompts, with its options as one object.
-
-        Args:
-            prompts: the texts to continue.
-            how: the options.
-            show: as in `generate`.
-            cancel: as in `generate`.
-
-        Raises:
-            DataError: as `generate`.
-        """
+        """Returns the results of `generate` for several prompts; `how` holds its options."""
         return self._compute(lambda: generate.finish(self._stream(prompts, how, cancel), lambda part: show(*part)))
 
     def stream(
@@ -333,22 +309,11 @@ class TrainedModel:
     ) -> Iterator[str]:
         """Continues a prompt with a GPT, and yields the new text in parts while it is generated.
 
+        The options are as in `generate`, and so are the errors, which are raised at the call, not at the first part.
+
         Example:
             for part in model.stream("Once upon a time"):
                 print(part, end="", flush=True)
-
-        Args:
-            prompt: the text to continue.
-            tokens: the most tokens to generate; 0: 64, or as many as the model's length leaves room for.
-            temperature: 0: always the most probable token (greedy); 1: the model's own probabilities.
-            top_k: sample from the k most probable tokens; 0: from all.
-            top_p: sample from the most probable tokens that together reach this probability; 1: from all.
-            top_p_exclusive: leave out the token with which top_p is reached, as GPT-2's code does.
-            stop: a text or several: the generated text ends before the first of them.
-            seed: of the random numbers; the same seed gives the same text.
-
-        Raises:
-            DataError: as `generate`, at the call and not at the first part.
         """
         how = options_of(
             GenerateOptions,
@@ -378,15 +343,12 @@ class TrainedModel:
 
         Args:
             texts: one text or several.
-            length: tokens of a window; 0: as in training. An ELMo reads whole sentences and takes neither this nor
-                stride.
-            stride: new tokens in each window, the others being context; 0: as many as fit, so that windows do not
-                overlap.
+            length: tokens of a window; 0: as in training. Not for an ELMo, which reads whole sentences.
+            stride: new tokens in each window, the others being context; 0: all, so that windows do not overlap.
             batch: windows, or an ELMo's sentences, at a time.
 
         Raises:
-            DataError: when the run lacks the head that predicts words, the length or stride does not fit, or the text
-                has no token.
+            DataError: when the run cannot predict words, length or stride does not fit, or there is no token.
         """
         given, _ = texts_of(texts)
         return self.score_documents(given, length=length, stride=stride, batch=batch)
@@ -394,18 +356,7 @@ class TrainedModel:
     def score_documents(
         self, documents: Any, *, length: int = 0, stride: int = 0, batch: int = 8, cancel: CancelToken = NEVER
     ) -> TextScore:
-        """Returns `score` of documents that are read one at a time, so that they may exceed memory.
-
-        Args:
-            documents: an iterable of texts.
-            length: as in `score`.
-            stride: as in `score`.
-            batch: as in `score`.
-            cancel: stops the work early when it is triggered; the default never does.
-
-        Raises:
-            DataError: as `score`.
-        """
+        """Returns the result of `score` for any iterable of documents, which are read one at a time."""
         if length > self.trained_length:
             logger.warning(
                 f"windows of {length} tokens are longer than those of training, which had {self.trained_length}"
@@ -416,19 +367,12 @@ class TrainedModel:
 
     @property
     def forward_params(self) -> Params:
-        """The parameters in the layout of the fastest forward pass here (`unstack_layers`); `params` has a checkpoint's."""
+        """The parameters in the layout that forward passes read fastest here; `params` has a checkpoint's layout."""
         return self._compute(lambda: self._loaded.unstacked)
 
     def token_scorer(self, length: int = 0, stride: int = 0) -> TokenScorer:
-        """Returns the object that predicts the tokens of texts (`analysis.scoring`).
-
-        Args:
-            length: tokens of a window; 0: the model's length.
-            stride: new tokens in each window; 0: as many as fit.
-
-        Raises:
-            DataError: when the run lacks the head that predicts words, or the length or stride does not fit.
-        """
+        """Returns the object that predicts the tokens of texts (`analysis.scoring`); length and stride as in `score`,
+        but length=0 is the model's length."""
         return token_scorer(
             self.model,
             self.forward_params,
@@ -541,9 +485,6 @@ class TrainedModel:
         Args:
             task: as for `contexture.finetune`.
             options: the other arguments of `contexture.finetune`, by name; `dir`, the new run's folder, is required.
-
-        Raises:
-            ConfigError: as `contexture.finetune`, which may raise other errors too.
         """
         assert self._finetune is not None, "made without a function that trains; use contexture.open"
         return self._finetune(self.folder, task, **options)

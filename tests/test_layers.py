@@ -7,9 +7,13 @@ beside such folders is one too. What imports what among them must have an order.
 import ast
 import functools
 import graphlib
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.mutants.origin import PACKAGES
 
@@ -161,6 +165,22 @@ def test_the_formatter_formats_all_but_tables():
         if "fmt: skip" in line or "fmt: off" in line
     ]
     assert len(skips) <= MOST_UNFORMATTED, skips
+
+
+FEWEST_COMMENTS = {"models": 0.075, "train": 0.08, "data": 0.065}
+"""Shares of lines. The aim is 8 % in each: a comment says why, what the original does, which shape or unit there is."""
+
+
+@pytest.mark.parametrize("folder", FEWEST_COMMENTS)
+def test_ideas_have_comments(folder):
+    lines = comments = 0
+    for module, file in MODULES.items():
+        if _top(module) == folder:
+            text = file.read_text("utf-8")
+            lines += len(text.splitlines())
+            tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+            comments += len({each.start[0] for each in tokens if each.type == tokenize.COMMENT})
+    assert comments >= FEWEST_COMMENTS[folder] * lines, f"{comments} of {lines} lines"
 
 
 def test_names_of_tests_are_sentences_of_at_most_70_letters():

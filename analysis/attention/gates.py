@@ -24,12 +24,13 @@ GATES = ("input", "forget", "output")
 class WordMix(TypedDict):
     """A learned mix of layers.
 
-    place    "input" or "output" of the head's biLSTM
-    layers   the numbers of the layers, 0 for the words' own
-    weights  their weights, which sum to 1
-    gamma    the factor of the sum
-    shares   float32 [layer, word]: weight · length of the layer's vector, of the sum over layers; None where each layer
-             is normalised before the mix
+    Attributes:
+        place: "input" or "output" of the head's biLSTM.
+        layers: the numbers of the layers, 0 for the context-free one.
+        weights: their weights, which sum to 1.
+        gamma: the factor of the sum.
+        shares: float32 [layer, word]: weight · length of the layer's vector, as a share of the sum over layers; None
+            if each layer is normalised before the mix.
     """
 
     place: str
@@ -42,12 +43,13 @@ class WordMix(TypedDict):
 class WordGates(TypedDict):
     """The gates of an ELMo at each word of a text, and the mixes of layers that its run has learned.
 
-    words       as the model reads them
-    directions  forward, backward
-    layers      the numbers of the layers, from 1
-    gates       input, forget, output
-    means       float32 [direction, layer, gate, word]: the mean over a layer's cells, between 0 (closed) and 1 (open)
-    mixes       empty where the run has learned none
+    Attributes:
+        words: as the model reads them.
+        directions: forward, backward.
+        layers: the numbers of the layers, from 1.
+        gates: input, forget, output.
+        means: float32 [direction, layer, gate, word]: the mean over a layer's cells, between 0 (closed) and 1 (open).
+        mixes: empty if the run has learned none.
     """
 
     words: list[str]
@@ -59,9 +61,13 @@ class WordGates(TypedDict):
 
 
 def word_gates(model: Model, params: Params, tokenizer: Tokenizer, text: str, head: HeadConfig) -> WordGates:
-    """Computes the gates of an ELMo at each word of a text, which is read as one sentence. head: the run's.
+    """Computes the gates of an ELMo at each word of a text, which is read as one sentence.
 
-    Raises: DataError for a model that is no ELMo, and a text without a word.
+    Args:
+        head: the run's, which says how its layers are mixed.
+
+    Raises:
+        DataError: when the model is no ELMo, or the text has no word.
     """
     config = model.config
     if not isinstance(config, ElmoConfig):  # whose LSTMs these are
@@ -76,7 +82,7 @@ def word_gates(model: Model, params: Params, tokenizer: Tokenizer, text: str, he
     means = np.empty((len(DIRECTIONS), config.layers, len(GATES), count), np.float32)
     for number, direction in enumerate(DIRECTIONS):
         for layer in range(config.layers):
-            # Step 0 is the sentence's begin, and of the backward direction, which reads from the end, its end.
+            # Step 0 reads <S>, or </S> in the backward direction, whose steps run from the end of the sentence.
             own_LG = gates["backbone"]["layers"][direction][f"layer_{layer}"][0][1 : count + 1, 0]
             means[number, layer] = (own_LG if direction == "forward" else own_LG[::-1]).T
     return {
@@ -102,7 +108,7 @@ def _mixes(params: Params, head: HeadConfig, states_NLD: np.ndarray) -> list[Wor
 
 @partial(jax.jit, static_argnums=0)
 def _read(config: ElmoConfig, params: Params, batch: Batch) -> tuple[jax.Array, Params]:
-    """Returns each state of the first sentence, NLD, and the gates that the LSTMs leave (`Lstm`)."""
+    """Returns the states of the first sentence, NLD, and the gates that the LSTMs record in a collection (`Lstm`)."""
     outputs, variables = build(config, ()).apply({"params": params}, batch, states=True, mutable=["gates"])
     assert isinstance(outputs, Outputs)
     return jax.numpy.stack([x_BLD[0] for x_BLD in outputs.encoding.states]), variables["gates"]

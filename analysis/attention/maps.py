@@ -1,7 +1,7 @@
 """Attention maps of a BERT or a GPT: which tokens each token of a text reads, by layer and head.
 
-Kernels store no weights, so the maps are computed again, from the queries and keys of each layer, whose input is the
-state below it.
+Attention kernels store no weights, so the maps are computed again from the queries and keys of each layer, whose input
+is the state below it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,16 +30,17 @@ Numbers: TypeAlias = int | Sequence[int] | None
 
 
 class AttentionMaps(TypedDict):
-    """The attention of a text, N layers and H heads of those that were asked for, L tokens.
+    """The attention of a text of L tokens, for the N layers and H heads that were asked for.
 
-    tokens    the tokens as the model reads them, special ones too
-    special   which of them are special: a BERT's [CLS] and [SEP], the tokens of a GPT's task
-    segments  a BERT's token types: 1 for the second text
-    layers    the numbers of the layers, from 1; 0 are the embeddings, which have no attention
-    heads     the numbers of the heads, from 1
-    weights   float32 [N, H, query, key]; a row sums to 1
-    queries   float32 [N, H, L, K]
-    keys      float32 [N, H, L, K]; weights are the softmax of queries·keys / sqrt(K) over the keys that a query sees
+    Attributes:
+        tokens: the tokens as the model reads them, special ones too.
+        special: which of them are special: a BERT's [CLS] and [SEP], the tokens of a GPT's task.
+        segments: a BERT's token types: 1 for the second text.
+        layers: the numbers of the layers, from 1; layer 0, the embeddings, has no attention.
+        heads: the numbers of the heads, from 1.
+        weights: float32 [N, H, query, key]; a row sums to 1.
+        queries: float32 [N, H, L, K].
+        keys: float32 [N, H, L, K]; weights are the softmax of queries·keys / sqrt(K) over the keys that a query sees.
     """
 
     tokens: list[str]
@@ -62,7 +63,7 @@ class LayerMaps(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """A text, or a pair of them, as a model reads it: token ids, and which are special tokens and of which segment."""
+    """A text or a pair as a model reads it: token ids, which of them are special tokens, and their segments."""
 
     ids: list[int]
     special: list[bool]
@@ -81,9 +82,12 @@ def attention_maps(
 ) -> AttentionMaps:
     """Computes the attention maps of a text, or of a pair.
 
-    layers, heads: their numbers, from 1; None: all.
+    Args:
+        layers: their numbers, from 1; None: all.
+        heads: likewise.
 
-    Raises: DataError for an ELMo, a text that is empty or longer than the model, and layers and heads that it lacks.
+    Raises:
+        DataError: when the model has no attention or lacks a layer or head, or the text is empty or too long.
     """
     config = check_transformer(model.config)
     layer_numbers, head_numbers = chosen("layers", layers, config.layers), chosen("heads", heads, config.heads)
@@ -103,8 +107,7 @@ def attention_maps(
 
 
 def check_transformer(config: ModelConfig) -> TransformerConfig:
-    """Returns the configuration of a model that has attention. Raises: DataError for an ELMo and static
-    vectors."""
+    """Returns the configuration of a model that has attention; an ELMo and static vectors are a DataError."""
     if not isinstance(config, TransformerConfig):
         what = "its LSTMs have gates instead" if config.is_recurrent else "each word is read alone"
         have = text_family(config).called + (" has" if config.is_recurrent else " have")
@@ -113,8 +116,16 @@ def check_transformer(config: ModelConfig) -> TransformerConfig:
 
 
 def chosen(name: str, given: Numbers, count: int) -> list[int]:
-    """Returns the numbers of the layers or heads that are given, ascending. Raises: DataError for those that are not
-    there."""
+    """Returns the chosen numbers of layers or heads, ascending.
+
+    Args:
+        name: "layers" or "heads", for errors.
+        given: numbers from 1; None: all.
+        count: how many the model has.
+
+    Raises:
+        DataError: when the model lacks one, or none is given.
+    """
     if given is None:
         return list(range(1, count + 1))
     numbers = [given] if isinstance(given, int) else list(given)
@@ -129,10 +140,12 @@ def chosen(name: str, given: Numbers, count: int) -> list[int]:
 def token_sequence(
     config: TransformerConfig, tokenizer: Tokenizer, text: str, second: str | None = None
 ) -> TokenSequence:
-    """Lays out a text or a pair as the model reads it in its tasks (`data.layouts`): a GPT that was not fine-tuned
-    reads the tokens of a text alone.
+    """Lays out a text or a pair as the model reads it in its tasks (`data.layouts`).
 
-    Raises: DataError for a text without a token or longer than the model, and a second one that it cannot read.
+    A GPT that was not fine-tuned reads the tokens of one text, without special tokens.
+
+    Raises:
+        DataError: when the text has no token or is longer than the model, or the model reads no second text.
     """
     texts = {"text": text} if second is None else {"text": text, "second": second}
     for name, one in texts.items():
@@ -152,7 +165,7 @@ def token_sequence(
         marks = [] if mark is None else [mark]
         ids += own + marks
         special += [False] * len(own) + [True] * len(marks)
-        # The mark behind a text belongs to it.
+        # The special token behind a text belongs to its segment.
         segments += [segment * family.marks_segments] * (len(own) + len(marks))
     if len(ids) > config.length:
         marked = f", {sum(special)} special ones among them," if any(special) else ""
@@ -170,9 +183,9 @@ def layer_maps(
     layers: Sequence[int],
     heads: Sequence[int],
 ) -> Iterator[LayerMaps]:
-    """Yields the maps of each layer, one at a time: those of all together may take much memory."""
+    """Yields the maps of each layer, one at a time: all of them together may take much memory."""
     count = len(sequence.ids)
-    # Few lengths, so that few programs are compiled. No token sees the padding.
+    # Padded to one of few lengths, so that few programs are compiled. No token sees the padding; it is cut off below.
     width = bucket(count, config.length)
     fields = {"tokens": (sequence.ids, pad), "segments": (sequence.segments, 0), "mask": ([1] * count, 0)}
     batch = {name: np.array([values + [fill] * (width - count)], np.int32) for name, (values, fill) in fields.items()}

@@ -20,16 +20,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 FINE_WEIGHTS = 5_000_000
-"""The most weights that a page keeps to four decimals; of more, three. A row sums to 1, so that thousandths take few
-bits where a row has 512 of them, however they are distributed: 12 layers of 12 heads less than 20 MB."""
+"""Weights that a page keeps to four decimals at most; more are kept to three. A row sums to 1, so that 512 weights in
+thousandths take few bits each: 12 layers of 12 heads take less than 20 MB."""
 LARGEST = 19_000_000
-"""The letters of arrays that a page may have before it leaves out queries and keys of some layers."""
+"""Characters of encoded arrays above which a page leaves out the queries and keys of some layers."""
 _SCRIPTS = ("state", "columns", "head_view", "model_view", "neuron_view", "gates_view", "main")
 
 
 class PageSummary(NamedTuple):
-    """What a page shows: its tokens or words, the numbers of its layers and heads, the layers whose queries and keys it
-    has, and its size in bytes."""
+    """What a page shows.
+
+    Args:
+        tokens: how many tokens or words.
+        layers: the numbers of its layers, from 1.
+        heads: the numbers of its heads, from 1; none of an ELMo.
+        query_key_layers: the layers whose queries and keys it holds.
+        bytes: its size.
+    """
 
     tokens: int
     layers: list[int]
@@ -48,9 +55,16 @@ def write_page(
     layers: Numbers = None,
     heads: Numbers = None,
 ) -> PageSummary:
-    """Writes the page of a text or a pair. layers, heads: as in `attention_maps`.
+    """Writes the page of a text or a pair.
 
-    Raises: DataError as `attention_maps`, for a file that is no page's, and for an ELMo that is asked for heads.
+    Args:
+        to: the file, *.html.
+        title: the page's title.
+        layers: as in `attention_maps`.
+        heads: as in `attention_maps`.
+
+    Raises:
+        DataError: as `attention_maps`, and when `to` is no *.html, or an ELMo is asked for heads or a second text.
     """
     check_page(to)
     if opened.model.config.is_recurrent:
@@ -98,7 +112,7 @@ def _attention_data(
     layers: Numbers,
     heads: Numbers,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns what the page's scripts read at once, and arrays by name, which they read when they need them."""
+    """Returns (data that the page's scripts read at the start, arrays by name that they decode when they need them)."""
     config, tokenizer = check_transformer(opened.model.config), opened.tokenizer
     layer_numbers, head_numbers = chosen("layers", layers, config.layers), chosen("heads", heads, config.heads)
     sequence = token_sequence(config, tokenizer, text, second)
@@ -136,7 +150,7 @@ def _attention_data(
 
 
 def _groups(names: Sequence[str], special: Sequence[bool]) -> dict[str, list[int]]:
-    """Returns the places of the tokens that much attention goes to, by name: special tokens, and the first one."""
+    """Returns the positions of tokens that draw much attention, by name: special tokens, and the first one."""
     groups: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         if special[place]:
@@ -147,7 +161,7 @@ def _groups(names: Sequence[str], special: Sequence[bool]) -> dict[str, list[int
 def packed(x: np.ndarray) -> str:
     """Returns 16-bit numbers as base64 of deflated bytes: all low bytes, then all high ones, which deflates better."""
     low_high = x.astype("<u2").ravel().view(np.uint8).reshape(-1, 2).T
-    # Small numbers without repetitions: fewer and longer matches leave more to the code of each number.
+    # Small numbers without repetitions: Z_FILTERED tries few matches and leaves more to the Huffman code of each byte.
     deflate = zlib.compressobj(6, strategy=zlib.Z_FILTERED)
     content = deflate.compress(np.ascontiguousarray(low_high).tobytes()) + deflate.flush()
     return base64.b64encode(content).decode()

@@ -1,4 +1,4 @@
-"""The nearest of many vectors to each of some, by cosine: exact, in blocks, in memory that does not grow with them.
+"""Exact nearest neighbours by cosine, computed in blocks, in memory that does not grow with the number of vectors.
 
 Q queries   N vectors of a block   D their width   K neighbours of each query
 """
@@ -21,10 +21,11 @@ _QUERIES = 512
 
 
 class Neighbours(NamedTuple):
-    """The nearest vectors of each query, the nearest first, of equals the one that comes first.
+    """The nearest vectors of each query, the nearest first; ties go to the vector that comes first.
 
-    numbers   i64 [Q, K] from 0, in the order of the vectors; K is less than what was asked for where there are fewer
-    cosines   f32 [Q, K]
+    Args:
+        numbers: i64 [Q, K], positions of the vectors from 0; K is less than what was asked for if there are fewer.
+        cosines: f32 [Q, K].
     """
 
     numbers: NDArray[np.int64]
@@ -34,18 +35,22 @@ class Neighbours(NamedTuple):
 def nearest(
     vectors: Iterable[NDArray[np.float32]], queries_QD: NDArray[np.float32], top: int = 10, cancel: CancelToken = NEVER
 ) -> Neighbours:
-    """Returns the `top` vectors of the largest cosine with each query. A vector of zeros has the cosine 0 with all.
+    """Returns the `top` vectors with the largest cosine to each query. A vector of zeros has the cosine 0 with all.
 
-    vectors: f32 [rows, D], in parts of any size; each is read once, and let go.
+    Args:
+        vectors: f32 [rows, D], in parts of any size; each is read once, and not kept.
+        queries_QD: the queries.
+        top: neighbours of each query.
 
-    Raises: DataError for vectors of another width than the queries', numbers that are not finite, and none at all.
+    Raises:
+        DataError: when there are no vectors, their width is not the queries', or a number is not finite.
     """
     if top < 1:
         raise DataError(f"top={top} is not a positive number of neighbours")
     queries_QD = np.asarray(queries_QD, np.float32)
     count, width = queries_QD.shape
     _check_finite(queries_QD, 0, "query")
-    # All parts of the queries have one shape, and all blocks too: one program is compiled.
+    # All parts of the queries are padded to one shape, and all blocks too: one program is compiled.
     rows = min(_QUERIES, max(count, 1))
     parts = [_filled(queries_QD[first : first + rows], rows) for first in range(0, max(count, 1), rows)]
     best = [(jnp.full((rows, top), -jnp.inf), jnp.full((rows, top), -1, jnp.int32)) for _ in parts]
@@ -103,12 +108,12 @@ def _merged(
     cosines_QK: jax.Array, numbers_QK: jax.Array, queries_QD: jax.Array, block_ND: jax.Array, seen: int, own: int
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the nearest of those before and of a block, whose first `own` vectors count from `seen` on."""
-    # float32 on every device: some round the factors of a product to 16 bits otherwise.
+    # float32 on every device: by default some round the factors of a matrix product to 16 bits.
     cosines_QN = jnp.matmul(_unit(queries_QD), _unit(block_ND).T, precision=jax.lax.Precision.HIGHEST)
     cosines_QN = jnp.where(jnp.arange(len(block_ND)) < own, cosines_QN, -jnp.inf)
     top = cosines_QK.shape[1]
     block_QK, places_QK = jax.lax.top_k(cosines_QN, min(top, len(block_ND)))
-    # Those before come first: of equals top_k takes the first.
+    # Earlier vectors come first, since top_k resolves ties in favour of the first.
     both = jnp.concatenate([cosines_QK, block_QK], 1)
     numbers = jnp.concatenate([numbers_QK, places_QK.astype(jnp.int32) + seen], 1)
     cosines_QK, chosen_QK = jax.lax.top_k(both, top)

@@ -23,7 +23,7 @@ class SentenceNeighbours(TypedDict):
 
     query: str
     neighbours: list[dict[str, Any]]
-    """Of each: cosine, line from 1, text; of a word also word, and position from 0 among the words of its line."""
+    """Of each: cosine, line from 1, text; for words also word, and position from 0 among the words of the line."""
 
 
 def sentence_neighbours(
@@ -35,11 +35,18 @@ def sentence_neighbours(
     how: VectorOptions = VectorOptions(),  # noqa: B008  # frozen
     cancel: CancelToken = NEVER,
 ) -> list[SentenceNeighbours]:
-    """Returns the `top` lines whose vectors have the largest cosine with that of each query.
+    """Returns the `top` lines whose vectors have the largest cosine with each query's vector.
 
-    lines: opens the text; a function, since it is read twice. All vectors are whitened by those of the lines.
+    A whitening is fitted to the vectors of the lines.
 
-    Raises: DataError for a text without lines, and options that do not fit.
+    Args:
+        lines: opens the text; a function, since it is read twice.
+        queries: the texts whose neighbours are sought.
+        top: neighbours of each query.
+        how: how texts become vectors.
+
+    Raises:
+        DataError: when the text has no lines, or options do not fit.
     """
     vectors_QD = np.concatenate(list(sentence_vectors(model, queries, how, cancel)))
     result = _nearest(sentence_vectors(model, lines(), how, cancel), vectors_QD, top, how, cancel)
@@ -69,11 +76,17 @@ def word_neighbours(
 ) -> SentenceNeighbours:
     """Returns the `top` words of the text, each in its line, whose vectors are the nearest to that of `word` in `text`.
 
-    Words stand between spaces. A word of several pieces has their mean, and one that `text` has several times is meant
-    where it stands first.
+    Words are separated by white space. A word of several pieces has the mean of their vectors.
 
-    Raises: DataError for a word that `text` has not, a line that the model has no room for, and as
-        `sentence_neighbours`.
+    Args:
+        lines: opens the text; a function, since it is read twice.
+        text: the sentence that `word` is read in.
+        word: one of its words; of several equal ones the first.
+        top: how many neighbours.
+        how: how texts become vectors.
+
+    Raises:
+        DataError: when `text` lacks the word, a line is longer than the model, and as `sentence_neighbours`.
     """
     own = text.split()
     if word not in own:
@@ -114,6 +127,7 @@ def _nearest(
 ) -> Neighbours:
     if not how.whiten:
         return nearest(parts, queries_QD, top, cancel)
+    # Whitening reads all vectors before it can change the first: they wait on disk, and are not computed twice.
     with on_disk(parts) as read:
         whitening = fit_whitening(read(), how.dimensions)
         return nearest(map(whitening, read()), whitening(queries_QD), top, cancel)

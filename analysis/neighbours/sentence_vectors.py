@@ -28,7 +28,7 @@ _ROWS = 1024
 def sentence_vectors(
     model: TrainedModel, texts: Iterable[str], how: VectorOptions, cancel: CancelToken = NEVER
 ) -> Parts:
-    """Yields f32 [rows, D], a row for each text, in order; a text longer than the model loses its end."""
+    """Yields f32 [rows, D], a row for each text, in order; a text longer than the model is truncated."""
     layers, combine = _layers(model, how.layers)
     split = model.run.text.sentence_splitter(model.tokenizer, model.run.model.length)
     truncated = 0
@@ -49,9 +49,14 @@ def sentence_vectors(
 def word_vectors(
     model: TrainedModel, lines: Iterable[tuple[str, list[str]]], how: VectorOptions, cancel: CancelToken = NEVER
 ) -> Parts:
-    """Yields f32 [rows, D], a row for each word of each line (its origin, its words): the mean of the word's pieces.
+    """Yields f32 [rows, D], a row for each word of each line: the mean of the word's pieces.
 
-    Raises: DataError for a line that the model has no room for.
+    Args:
+        lines: (its origin, for errors, and its words) of each line.
+        how: how texts become vectors.
+
+    Raises:
+        DataError: when a line is longer than the model.
     """
     layers, combine = _layers(model, how.layers)
     split = model.run.text.word_splitter(model.tokenizer, model.run.model.length)
@@ -78,7 +83,7 @@ def _embedded(
 
 
 def _layers(model: TrainedModel, layers: str) -> tuple[tuple[int, ...], Callable[[np.ndarray], NDArray[np.float32]]]:
-    """Returns (the layers to compute, the function that makes one of [layers, …])."""
+    """Returns (the layers to compute, the function that combines them: [layers, …] → […])."""
     top = model.run.model.layers
     if layers != "mix":
         if not is_single(layers):
@@ -108,7 +113,7 @@ def _parts(vectors: Iterator[np.ndarray]) -> Parts:
 
 @contextmanager
 def on_disk(parts: Parts) -> Iterator[Callable[[], Parts]]:
-    """Gives a function that yields the parts again, any number of times, from a temporary file."""
+    """Stores parts in a temporary file, and gives a function that yields them again, any number of times."""
     with tempfile.TemporaryFile(prefix="contexture-") as file:
         width = 0
         for part in parts:

@@ -27,9 +27,15 @@ def read_pairs(
 ) -> tuple[list[tuple[str, str]], list[float] | None]:
     """Returns (the pairs of a file, their scores, or None where it has no column of scores).
 
-    text, second, label: the columns, by name or by position from 1; empty: those with usual names.
+    Args:
+        file: a file of labelled pairs.
+        text: the column of first texts, by name or by position from 1; empty: the one with a usual name.
+        second: the column of second texts, likewise.
+        label: the column of scores, likewise.
+        header: whether the file begins with the names of its columns.
 
-    Raises: DataError with file:line for a row that cannot be read, a score that is no number, and a file without pairs.
+    Raises:
+        DataError: with file:line, when a row cannot be read, a score is no number, or the file has no pairs.
     """
     task = TaskConfig(kind="regress", text=text, second=second, label=label, header=header)
     check_sources([file], "--input")
@@ -43,7 +49,7 @@ def read_pairs(
 
 
 def _has_scores(file: str, task: TaskConfig) -> bool:
-    """Returns whether a file has a column with a usual name of scores. Raises: DataError where few of its rows have."""
+    """Returns whether a file has a column of scores with a usual name; one that few rows have is a DataError."""
     table = open_table(file, task)
     try:
         find_columns(table, task, labelled=True, speaks=False)
@@ -71,7 +77,7 @@ def pair_similarities(
 ) -> NDArray[np.float64]:
     """Returns the cosine of the vectors of each pair, f64 [pairs]; of a vector of zeros it is 0.
 
-    Vectors are whitened by those of all texts of the pairs.
+    A whitening is fitted to the vectors of all texts of the pairs.
     """
     texts = [text for pair in pairs for text in pair]
     if not texts:

@@ -1,8 +1,8 @@
 """Whitening of sentence vectors (Su et al. 2021; Huang et al. 2021): mean 0, covariance the identity.
 
 Vectors of a language model lie in a narrow cone, where all cosines are high. x → (x − μ) W, with W = U Λ^(-1/2) of the
-covariance U Λ Uᵀ, gives each direction the same variance; the directions of most variance come first, and the others
-can be left out.
+covariance U Λ Uᵀ, gives each direction the same variance. Directions are sorted by variance, the largest first, so that
+the last ones can be left out.
 """
 
 from collections.abc import Iterable
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from contexture.data.errors import DataError
 
 _LEAST = 1e-10
-"""Directions of less variance than this part of the largest are left out: they hold rounding alone."""
+"""Directions whose variance is less than this share of the largest are left out: they hold only rounding errors."""
 
 
 @dataclass(frozen=True)
 class Whitening:
-    """mean_D, and kernel_DE: from the width D of the vectors to the E directions that are kept."""
+    """x → (x - mean_D) · kernel_DE, from the width D of the vectors to the E directions that are kept."""
 
     mean_D: NDArray[np.float64]
     kernel_DE: NDArray[np.float64]
@@ -32,14 +32,17 @@ class Whitening:
 def fit_whitening(vectors: Iterable[NDArray[np.float32]], dimensions: int = 0) -> Whitening:
     """Returns the whitening of vectors, f32 [rows, D] in parts of any size; each is read once. Sums are float64.
 
-    dimensions: how many directions to keep; 0 is all that vary.
+    Args:
+        vectors: the vectors.
+        dimensions: how many directions to keep; 0: all that vary.
 
-    Raises: DataError for fewer than two vectors, vectors that are all the same, more dimensions than vary.
+    Raises:
+        DataError: when there are fewer than two vectors, all are the same, or more dimensions are to be kept than vary.
     """
     count, total_D, squares_DD, shift_D = 0, np.float64(0), np.float64(0), None
     for part in vectors:
         array = np.asarray(part, np.float64)
-        # Around a vector of their own: squares of a large common part would swallow the digits of what varies.
+        # Centred on the first vector: squares of a large common part would swallow the digits of what varies.
         shift_D = array[0] if shift_D is None and len(array) else shift_D
         array = array if shift_D is None else array - shift_D
         count, total_D, squares_DD = count + len(array), total_D + array.sum(0), squares_DD + array.T @ array

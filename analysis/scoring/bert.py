@@ -34,7 +34,7 @@ from contexture.models.shapes import Params
 
 
 class BertScorer(TokenScorer):
-    """Rows are copies of a window, [CLS] and [SEP] around it, in each of which one token is masked."""
+    """Rows are copies of a window between [CLS] and [SEP]; each copy has another token masked."""
 
     directions = ("masked",)
     convention = "pseudo-log-likelihood of the continuation's tokens: each masked alone, predicted from all others"
@@ -69,7 +69,7 @@ class BertScorer(TokenScorer):
         return {"masked": _losses(self.config, self.vocabulary, self.params, self._fields(rows, batch))}
 
     def places_of(self, row: Row) -> Sequence[int]:
-        """The head answers at the masked slot alone."""
+        """Returns 0, the only slot: the head predicts at the masked token alone."""
         return (0,)
 
     def _fields(self, rows: Sequence[Row], batch: int) -> Batch:

@@ -30,12 +30,14 @@ from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params
 
 _FIELDS = {"forward": "", "backward": "_backward"}
-"""A direction → what its batch fields end in."""
+"""Direction → the suffix of its batch fields."""
 
 
 class ElmoScorer(TokenScorer):
-    """Rows are the words of sentences, each read alone from a state of zeros; their ends are predicted too. Backward,
-    predictions are in the order of reading: of the last word first, and of the sentence's beginning at last."""
+    """Rows are the words of sentences, each read alone from a state of zeros; the sentence's end is predicted too.
+
+    Backward predictions are in the order of reading: of the last word first, and of the sentence's beginning last.
+    """
 
     directions = ("forward", "backward")
     convention = "log p of the words of context and continuation as one sentence, the mean of both directions"
@@ -73,10 +75,12 @@ class ElmoScorer(TokenScorer):
         return _losses(self.config, self.params, self.fields(rows, batch))
 
     def fields(self, rows: Sequence[Row], batch: int) -> Batch:
-        """Returns a batch of lanes (`data.pretraining.bilm_lanes.FIELDS`), a sentence in each: `<S> a b` is read and
-        `a b </S>` predicted, backward `</S> b a` and `b a <S>`."""
+        """Returns a batch of lanes (`data.pretraining.bilm_lanes.FIELDS`), a sentence in each.
+
+        `<S> a b` is read and `a b </S>` predicted; backward, `</S> b a` is read and `b a <S>` predicted.
+        """
         group = [row.read for row in rows]
-        # A place more than words: where the first one is predicted, a mark is read.
+        # One position more than words: the first word is predicted where <S> is read, backward the last where </S> is.
         fields = elmo_lines(group, batch, bucket(1 + max(map(len, group))))
         made: Batch = {"types": fields["types"]}
         index = fields["index"]
@@ -110,7 +114,7 @@ class ElmoScorer(TokenScorer):
     def tokens(self, row: Row, predictions: dict[str, list[Prediction]]) -> list[ScoredToken]:
         """Returns <S>, the words and </S>: forward all but the first have a prediction, backward all but the last."""
         forward, backward = ([None, *predictions["forward"]], [*predictions["backward"][::-1], None])
-        # What a text spells like a mark is a word that the vocabulary lacks.
+        # A word spelled like a special token counts as missing from the vocabulary.
         lacking = ["" if word in self.words.ids else UNK for word in row.read]
         tokens: list[ScoredToken] = []
         for token, scored_as, *both in zip([BEGIN, *row.read, END], ["", *lacking, ""], forward, backward, strict=True):
@@ -152,7 +156,7 @@ def _losses(config: ElmoConfig, params: Params, batch: Batch) -> dict[str, tuple
 
 @partial(jax.jit, static_argnums=0)
 def _hidden(config: ElmoConfig, params: Params, batch: Batch) -> jax.Array:
-    """Returns what the softmax reads, BLD: both directions beside each other."""
+    """Returns the input of the softmax, BLD: the forward half of D, then the backward half."""
     outputs = build(config, ()).apply({"params": {"backbone": params["backbone"]}}, batch)
     assert isinstance(outputs, Outputs)
     return outputs.encoding.hidden_BLD

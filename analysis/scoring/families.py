@@ -14,7 +14,7 @@ SCORERS: dict[type, type[TokenScorer]] = {BertConfig: BertScorer, GptConfig: Gpt
 
 
 def convention_of(config: ModelConfig) -> str:
-    """Returns how probable a continuation is said to be by models of this family, in words."""
+    """Returns how models of this family measure the probability of a continuation, in words."""
     return SCORERS[type(config)].convention
 
 
@@ -29,11 +29,13 @@ def token_scorer(
 ) -> TokenScorer:
     """Returns the scorer of a model.
 
-    length           tokens of a window, a BERT's [CLS] and [SEP] too; 0: as many as the model takes
-    stride           tokens from one window to the next; 0: so many that windows do not overlap
-    split_sentences  of an ELMo, which has no windows, whether lines are split into sentences
+    Args:
+        length: tokens of a window, including a BERT's [CLS] and [SEP]; 0: the model's length.
+        stride: tokens from one window to the next; 0: windows do not overlap.
+        split_sentences: of an ELMo, which has no windows: whether lines are split into sentences.
 
-    Raises: DataError for a run without the head that predicts words, and a length or stride that does not fit.
+    Raises:
+        DataError: when the run lacks the head that predicts words, or the length or stride does not fit.
     """
     scorer = SCORERS.get(type(model.config))
     if scorer is None:

@@ -34,7 +34,7 @@ from contexture.models.shapes import Params
 
 
 class GptScorer(TokenScorer):
-    """Rows are windows of a document, which begins behind the token that ends documents, where there is one."""
+    """Rows are windows of a document, which begins behind the end-of-document token if the vocabulary has one."""
 
     directions = ("forward",)
     convention = "log p of the continuation's tokens, each from the context and those before it"
@@ -59,7 +59,7 @@ class GptScorer(TokenScorer):
             totals["tokens"] += max(len(ids) - 1, 0)
             totals["words"] += len(text.split())
             totals["bytes"] += len(text.encode())
-            # Position i predicts token i + 1; those that the window before has scored are context.
+            # Position i predicts token i + 1; tokens that the window before has scored are context.
             for start, end, new in windows_of(len(ids) - 1, self.length, self.stride):
                 places, labels = range(end - start - new, end - start), ids[end - new + 1 : end + 1]
                 yield Row(ids[start:end], places, labels, line, start == 0)
@@ -84,7 +84,7 @@ class GptScorer(TokenScorer):
         return [{"forward": [next(own) for _ in row.places]} for row in rows]
 
     def tokens(self, row: Row, predictions: dict[str, list[Prediction]]) -> list[ScoredToken]:
-        """Before them, of a vocabulary without a token to begin with, the document's first, which nothing predicts."""
+        """Returns the row's tokens; without an end-of-document token also the document's first, which nothing predicts."""
         unpredicted = self.tokenizer.end is None and row.first
         first = [ScoredToken(self.tokenizer.token(row.read[0]))] if unpredicted else []
         return first + super().tokens(row, predictions)
@@ -132,7 +132,7 @@ def _next_tokens(config: GptConfig, params: Params, batch: Batch) -> TokenLosses
 
 @partial(jax.jit, static_argnums=0)
 def _hidden(config: GptConfig, params: Params, batch: Batch) -> tuple[jax.Array, Any]:
-    """Returns (what the softmax reads, BLD; its table, VD)."""
+    """Returns (the input of the softmax, BLD; its table, VD)."""
     outputs = build(config, ()).apply({"params": {"backbone": params["backbone"]}}, batch)
     assert isinstance(outputs, Outputs)
     table: Any = outputs.encoding.table_VD

@@ -9,8 +9,7 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 
 _SORTED, _TOKENS = 64, 1 << 21
-"""So many batches, of so many tokens at most, are sorted by length together: neighbours of one length make batches
-without padding."""
+"""Sort window: at most this many batches and this many tokens; batches of rows of one length have no padding."""
 
 
 def score(scorer: TokenScorer, documents: Iterable[str], *, batch: int = 8, cancel: CancelToken = NEVER) -> TextScore:
@@ -28,13 +27,17 @@ def score(scorer: TokenScorer, documents: Iterable[str], *, batch: int = 8, canc
 
     What the vocabulary of a BERT or an ELMo lacks is scored as its unknown token, and counted in `unknown`.
 
-    batch: windows, or an ELMo's sentences, at a time.
+    Tokens that the window before has scored are only context. If a GPT's vocabulary has an end-of-document token, each
+    document begins behind it and all its tokens are scored; else its first token is neither scored nor counted.
+    `convention` of the result repeats this.
 
-    Tokens of a window that the window before has scored are context alone. Where a GPT's vocabulary has a token that
-    ends documents, each document begins behind it and all its tokens are scored; else its first token is neither scored
-    nor counted. `convention` of the result repeats this.
+    Args:
+        scorer: predicts the tokens.
+        documents: texts, read one at a time.
+        batch: windows, or an ELMo's sentences, at a time.
 
-    Raises: DataError for documents without a token.
+    Raises:
+        DataError: when the documents have no token.
     """
     check_batch(batch, scorer.unit)
     totals: TextCounts = {"documents": 0, "tokens": 0, "words": 0, "bytes": 0}
@@ -57,11 +60,10 @@ def score(scorer: TokenScorer, documents: Iterable[str], *, batch: int = 8, canc
 def token_scores(
     scorer: TokenScorer, documents: Iterable[str], *, top: int = 5, batch: int = 8, cancel: CancelToken = NEVER
 ) -> Iterator[list[ScoredToken]]:
-    """Yields the tokens of each document that has any, of an ELMo those of each sentence: the log-probability of each,
-    the entropy of the distribution that it comes from, and the `top` most probable tokens there. `score` sums these
-    figures.
+    """Yields the tokens of each document that has any, or of each sentence for an ELMo: the log-probability of each,
+    the entropy of its predicted distribution, and the `top` most probable tokens there. `score` sums the log-probabilities.
 
-    The directions of a GPT and a BERT are "forward" and "masked", those of an ELMo "forward" and "backward".
+    A GPT's direction is "forward", a BERT's "masked"; an ELMo has "forward" and "backward".
     """
     check_batch(batch, scorer.unit)
     if top < 1:

@@ -19,13 +19,16 @@ _EXPLAINED = {
 def write_score_page(
     to: Path, title: str, documents: Iterable[list[ScoredToken]], vocabulary: int, figures: Mapping[str, float]
 ) -> int:
-    """Writes the page and returns its bytes.
+    """Writes the page and returns its size in bytes.
 
-    documents   the tokens of each document or sentence, as `token_scores` yields them
-    vocabulary  the tokens that a prediction is among: a uniform guess has the full colour
-    figures     what stands above the text, by name
+    Args:
+        to: the file, *.html.
+        title: the page's title.
+        documents: the tokens of each document or sentence, as `token_scores` yields them.
+        vocabulary: how many tokens a prediction chooses from; the surprise of a uniform guess has the full colour.
+        figures: numbers to show above the text, by name.
     """
-    # A guess occurs many times: the page names each token once.
+    # The same token is guessed many times: the page holds each name once, and its number elsewhere.
     names: dict[str, int] = {}
 
     def number(token: str) -> int:

@@ -1,7 +1,7 @@
 """How a model of words predicts the tokens of texts: one `TokenScorer` for each family.
 
-A text is read in rows: windows of a GPT; of a BERT copies of a window, each with a token masked; sentences of an ELMo.
-What a scorer says of a row serves `score` (sums), `token_scores` (each token) and `zeroshot` (continuations) alike.
+A text is read in rows: windows for a GPT; copies of a window, each with a token masked, for a BERT; sentences for an
+ELMo. `score` sums a row's predictions, `token_scores` shows each token's, `zeroshot` compares continuations by them.
 """
 
 from abc import ABC, abstractmethod
@@ -23,17 +23,18 @@ from contexture.models.model import Model
 from contexture.models.shapes import Params
 
 _TOGETHER = 64
-"""Positions whose logits exist at once."""
+"""Positions whose logits are in memory at once."""
 
 
 class Row(NamedTuple):
-    """What a model reads at once, and what it predicts of it.
+    """One sequence that a model reads, and what it has to predict.
 
-    read    ids, an ELMo's words
-    places  where it predicts, numbers of positions
-    labels  the ids that it should predict there
-    line    the number of the document, of an ELMo that of the sentence
-    first   whether it is the document's first
+    Args:
+        read: token ids, or an ELMo's words.
+        places: the positions at which it predicts.
+        labels: the ids that it should predict there.
+        line: the number of the document, or of the sentence for an ELMo.
+        first: whether it is the document's first row.
     """
 
     read: Sequence[Any]
@@ -44,24 +45,25 @@ class Row(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """-log p of each label of a row, in nats, f64; and whether it is the most probable token there. A tie is no hit."""
+    """-log p of each label of a row, in nats, f64, and whether the label is the most probable token; a tie is no hit."""
 
     nats: np.ndarray
     hits: np.ndarray
 
 
 Directions: TypeAlias = dict[str, Predicted]
-"""By direction: "forward" of a GPT, "masked" of a BERT, both "forward" and "backward" of an ELMo."""
+"""By direction: "forward" for a GPT, "masked" for a BERT, both "forward" and "backward" for an ELMo."""
 
 
 @dataclass(frozen=True)
 class Prediction:
     """How a token was predicted.
 
-    log_prob  in nats
-    entropy   of the distribution, in nats
-    rank      how many tokens were more probable, and 1
-    guesses   the most probable tokens, the first one first
+    Args:
+        log_prob: in nats.
+        entropy: of the predicted distribution, in nats.
+        rank: 1 for the most probable token, 2 for the next, …
+        guesses: the most probable tokens, in order.
     """
 
     log_prob: float
@@ -72,8 +74,13 @@ class Prediction:
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """A token, and its prediction by direction; what begins a text lacks one. scored_as: the token in its place, where
-    the vocabulary lacks it."""
+    """A token and its predictions.
+
+    Args:
+        token: its text.
+        predictions: by direction; the first token of a text may have none.
+        scored_as: the token scored in its place, if the vocabulary lacks it.
+    """
 
     token: str
     predictions: dict[str, Prediction] = field(default_factory=dict)
@@ -81,8 +88,13 @@ class ScoredToken:
 
 
 class Continuation(NamedTuple):
-    """The rows of a continuation behind its context. tokens: how many it has; truncated: how many tokens the context
-    lost at its beginning, where both were too long for the model."""
+    """The rows of a continuation behind its context.
+
+    Args:
+        rows: what the model reads.
+        tokens: how many tokens the continuation has.
+        truncated: how many tokens the context lost at its beginning, if both were too long for the model.
+    """
 
     rows: list[Row]
     tokens: int
@@ -94,17 +106,22 @@ class TokenScorer(ABC):
 
     directions: ClassVar[tuple[str, ...]]
     convention: ClassVar[str]
-    """How probable a continuation of a context is said to be, in words."""
+    """How the probability of a continuation is measured, in words."""
     unit: ClassVar[str] = "windows"
     """What a batch holds, in words."""
 
     def __init__(
         self, model: Model, params: Params, tokenizer: Tokenizer, length: int, stride: int, split_sentences: bool
     ) -> None:
-        """length, stride: tokens of a window, and from one to the next; 0: as many as the model takes, none twice.
-        split_sentences: of what reads sentences, whether lines are split into them.
+        """Checks that the model can predict words.
 
-        Raises: DataError for a model without the head that predicts words, or a length or stride that does not fit.
+        Args:
+            length: tokens of a window; 0: the model's length.
+            stride: tokens from one window to the next; 0: windows do not overlap.
+            split_sentences: for a model that reads sentences: whether lines are split into them.
+
+        Raises:
+            DataError: when the model lacks the head that predicts words, or the length or stride does not fit.
         """
         self.config: Any = model.config
         self.params: Any = params
@@ -117,29 +134,30 @@ class TokenScorer(ABC):
 
     @abstractmethod
     def rows(self, documents: Iterable[str], totals: TextCounts) -> Iterator[Row]:
-        """Yields the rows of documents, each read alone; counts in totals what they hold."""
+        """Yields the rows of documents, each read alone; adds their documents, tokens, words and bytes to totals."""
 
     @abstractmethod
     def compute(self, rows: Sequence[Row], batch: int) -> dict[str, tuple[jax.Array, jax.Array]]:
-        """Returns by direction (-log p f32 BL, hits BL) of rows, which are filled up to `batch`; on the device."""
+        """Returns (-log p f32 BL, hits BL) by direction, on the device; rows are padded up to `batch`."""
 
     @abstractmethod
     def guess(self, rows: Sequence[Row], batch: int, top: int) -> list[dict[str, list[Prediction]]]:
-        """Returns by direction the predictions of each row's labels, with the `top` most probable tokens."""
+        """Returns the predictions of each row's labels by direction, with the `top` most probable tokens."""
 
     @abstractmethod
     def continuation(self, context: str, continuation: str, number: int) -> Continuation:
         """Returns the rows of a continuation. number: of the example, for errors.
 
-        Raises: DataError for one without a token, or longer than the model.
+        Raises:
+            DataError: when the continuation has no token, or is longer than the model.
         """
 
     @abstractmethod
     def result(self, totals: TextCounts, nats: dict[str, float], unknown: int) -> TextScore:
-        """Returns the figures of documents. nats: sums by direction; unknown: labels that the vocabulary lacks."""
+        """Returns the figures of documents from sums of nats by direction, and the number of unknown labels."""
 
     def places_of(self, row: Row) -> Sequence[int]:
-        """Returns where the predictions of a row stand in the arrays of `compute`."""
+        """Returns the positions of a row's predictions in the arrays of `compute`."""
         return row.places
 
     def tokens(self, row: Row, predictions: dict[str, list[Prediction]]) -> list[ScoredToken]:
@@ -153,7 +171,7 @@ class TokenScorer(ABC):
     def predicted(
         self, rows: Iterable[Row], batch: int, cancel: CancelToken = NEVER
     ) -> Iterator[tuple[Row, Directions]]:
-        """Yields each row with its predictions, `batch` at a time; a batch is fetched when the next is on its way."""
+        """Yields each row with its predictions, `batch` at a time; a batch is fetched once the next is enqueued."""
         before: tuple[Sequence[Row], Any] | None = None
         for group in chunks(rows, batch):
             cancel.check()
@@ -178,7 +196,7 @@ class TokenScorer(ABC):
 
 
 def windows_of(count: int, size: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yields (first, behind the last, how many no window before has scored) of windows over `count` tokens."""
+    """Yields (start, end, how many tokens no earlier window has scored) of windows over `count` tokens."""
     start = scored = 0
     while scored < count:
         end = min(start + size, count)
@@ -187,10 +205,13 @@ def windows_of(count: int, size: int, stride: int) -> Iterator[tuple[int, int, i
 
 
 def split_tokens(context: str, continuation: str, number: int, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Returns the tokens of a context and of its continuation: of both texts together, without those of the context
-    alone; where both together are cut otherwise at their border, the two are tokenised apart.
+    """Returns the tokens of a context and of its continuation.
 
-    Raises: DataError for a continuation without a token.
+    Both are tokenised as one text, and the context's tokens are cut off; if a token spans their border, the two are
+    tokenised separately.
+
+    Raises:
+        DataError: when the continuation has no token.
     """
     at = [f"example {number}"] * 2
     both, before = encode_checked([context + continuation, context], at, tokenizer)
@@ -203,8 +224,10 @@ def split_tokens(context: str, continuation: str, number: int, tokenizer: Tokeni
 
 
 def fitted(before: list[int], own: list[int], room: int, number: int, least: int = 0) -> tuple[list[int], int]:
-    """Returns (the end of a context that has room beside its continuation, how many tokens it lost). least: so many of
-    its tokens are needed."""
+    """Returns (the end of the context that fits in `room` with its continuation, how many tokens it lost).
+
+    least: how many tokens of the context have to stay.
+    """
     if len(own) > room - least:
         raise DataError(f"example {number}: the continuation has {len(own)} tokens, and the model takes {room - least}")
     kept = before[max(len(before) + len(own) - room, 0) :]
@@ -212,9 +235,16 @@ def fitted(before: list[int], own: list[int], room: int, number: int, least: int
 
 
 def check_windows(length: int, stride: int, marks: int, limit: int) -> tuple[int, int]:
-    """Returns (length, stride) with what was left out. marks: the places that special tokens take of a window.
+    """Returns (length, stride), with defaults in place of zeros.
 
-    Raises: DataError for what does not fit.
+    Args:
+        length: tokens of a window; 0: `limit`.
+        stride: new tokens in each window; 0: all.
+        marks: how many tokens of a window are special ones.
+        limit: the model's length.
+
+    Raises:
+        DataError: when the length or the stride does not fit.
     """
     length = length or limit
     fewest, room = (3, length - marks) if marks else (2, length)
@@ -227,7 +257,7 @@ def check_windows(length: int, stride: int, marks: int, limit: int) -> tuple[int
 
 
 def perplexity(nats: float) -> float:
-    """Returns exp of a mean of -log p, infinity where a float has no room."""
+    """Returns exp of a mean of -log p; infinity on overflow."""
     with np.errstate(over="ignore"):
         return float(np.exp(nats))
 
@@ -236,7 +266,7 @@ def perplexity(nats: float) -> float:
 
 
 class Guesses(NamedTuple):
-    """What a page shows of each of P predictions, K guesses each."""
+    """What a page shows of each of P predictions, with K guesses each."""
 
     log_prob_P: jax.Array
     entropy_P: jax.Array
@@ -246,7 +276,7 @@ class Guesses(NamedTuple):
 
 
 def guesses(logits_PV: jax.Array, labels_P: jax.Array, vocabulary: int, top: int) -> Guesses:
-    """Returns the guesses of logits; those beyond the vocabulary have no name."""
+    """Returns the figures of predictions; `vocabulary`: rows of the table beyond it are padding and are not guessed."""
     log_probs_PV = jax.nn.log_softmax(logits_PV)
     own_P1 = jnp.take_along_axis(log_probs_PV, labels_P[:, None], 1)
     # 0 · -inf is no number, and such a token adds nothing.
@@ -256,7 +286,7 @@ def guesses(logits_PV: jax.Array, labels_P: jax.Array, vocabulary: int, top: int
 
 
 def predictions_of(guessed: Guesses, count: int, name: Callable[[int], str]) -> list[Prediction]:
-    """Returns the first `count` of them for people, tokens by their names."""
+    """Returns the first `count` predictions on the host; `name` gives the text of a token id."""
     log_probs, entropies, ranks, probs, ids = (x[:count].tolist() for x in map(np.asarray, jax.device_get(guessed)))
     return [
         Prediction(
@@ -277,7 +307,8 @@ def predictions_of_vectors(
     top: int,
     tokenizer: Tokenizer,
 ) -> list[Prediction]:
-    """Returns the predictions of labels from what the softmax reads, _TOGETHER at a time."""
+    """Returns the predictions of labels from the softmax's inputs x_PD, _TOGETHER positions at a time."""
+    # Each part is padded to one shape, so that a single program is compiled.
     predictions: list[Prediction] = []
     for first in range(0, len(labels), _TOGETHER):
         own = labels[first : first + _TOGETHER]
