@@ -218,7 +218,7 @@ class TrainedModel:
     @functools.cached_property
     def _decode_params(self) -> DecodeParams | None:
         config = self.model.config
-        readable = config.is_causal and (config.tied or "heads_lm" in self.params)  # pyright: ignore[reportAttributeAccessIssue]
+        readable = config.generates and (config.tied or "heads_lm" in self.params)
         return generate.decoding_params(config, self.params, self.tokenizer) if readable else None  # pyright: ignore[reportArgumentType]
 
     def _stream(self, prompts: Sequence[str], how: GenerateOptions, cancel: CancelToken = NEVER) -> Any:

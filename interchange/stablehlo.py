@@ -13,7 +13,7 @@ import numpy as np
 
 from contexture.data.layouts import text_batch
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.models.config import WORD_CHARS, GptConfig, ModelConfig, TransformerConfig
+from contexture.models.config import WORD_CHARS, ModelConfig, TransformerConfig
 from contexture.models.model import Model, Outputs
 from contexture.models.shapes import by_path, nested
 from contexture.train.checkpoints.transfer import model_of
@@ -154,7 +154,6 @@ def _compute(run: Run, model: Model, tokens: int) -> Callable[[Arrays, Arrays], 
 
 
 def _table(config: ModelConfig, weights: Arrays) -> jax.Array | None:
-    assert isinstance(config, GptConfig)
     return weights.get("backbone/embeddings/tokens" if config.tied else "heads_lm/table")
 
 

@@ -72,10 +72,15 @@ class ModelConfig:
     """Whether a token's vector depends on no later one."""
     is_recurrent: ClassVar[bool] = False
     """Whether its layers are LSTMs, with gates, that can carry their state from batch to batch."""
+    generates: ClassVar[bool] = False
+    """Whether `models.decode` writes on from a prompt with it."""
 
     # Without annotations, so that they are no fields of every family.
     vocab = 0
+    # How many states a token has above its embedding, which is state 0. `backbone/layers` has as many rows, if any.
     layers = 0
+    # Whether the softmax of a language model uses the backbone's table of tokens.
+    tied = True
     # The longest sequence: any.
     length = MAX_SIZE
     head_dropout = 0.0
@@ -195,6 +200,7 @@ class GptConfig(TransformerConfig):
 
     family: ClassVar[str] = "gpt"
     is_causal: ClassVar[bool] = True
+    generates: ClassVar[bool] = True
     vocab: int = 50257
     length: int = 1024
     eps: float = 1e-5

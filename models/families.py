@@ -61,8 +61,9 @@ def _next_sentence(config: BertConfig, sizes: dict[str, int]) -> nn.Module:
     return NextSentenceHead({**sizes, "C": 2}, bert.kernel_init(config), jnp.dtype(config.dtype))
 
 
-def _next_token(config: GptConfig, sizes: dict[str, int]) -> nn.Module:
-    return NextTokenHead(sizes, gpt.kernel_init(config), jnp.dtype(config.dtype), config.tied)
+def _next_token(config: ModelConfig, sizes: dict[str, int]) -> nn.Module:
+    # For any causal family: the initialiser is the family's own.
+    return NextTokenHead(sizes, family_of(config).kernel_init(config), jnp.dtype(config.dtype), config.tied)
 
 
 def _pointers(config: GptConfig, sizes: dict[str, int]) -> nn.Module:

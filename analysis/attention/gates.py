@@ -11,7 +11,7 @@ from contexture.data.layouts import Batch, elmo_lines
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.checked_text import check_characters
 from contexture.data.tokenizers.word_level import word_tokenizer
-from contexture.models.config import ElmoConfig, HeadConfig, TransformerConfig
+from contexture.models.config import ElmoConfig, HeadConfig
 from contexture.models.elmo import DIRECTIONS
 from contexture.models.families import build
 from contexture.models.heads.layer_mix import learned_mixes, mixed_layers
@@ -71,8 +71,7 @@ def word_gates(model: Model, params: Params, tokenizer: Tokenizer, text: str, he
     """
     config = model.config
     if not isinstance(config, ElmoConfig):  # whose LSTMs these are
-        what = "this model has attention and" if isinstance(config, TransformerConfig) else "static vectors have"
-        raise DataError(f"{what} no LSTMs; gates are those of an ELMo")
+        raise DataError(f"a model of the family {config.family} has no LSTMs; gates are those of an ELMo")
     check_characters(text, "text")
     words = word_tokenizer(tokenizer).words(text)
     if not words:

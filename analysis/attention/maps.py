@@ -109,9 +109,9 @@ def attention_maps(
 def check_transformer(config: ModelConfig) -> TransformerConfig:
     """Returns the configuration of a model that has attention; an ELMo and static vectors are a DataError."""
     if not isinstance(config, TransformerConfig):
-        what = "its LSTMs have gates instead" if config.is_recurrent else "each word is read alone"
-        have = text_family(config).called + (" has" if config.is_recurrent else " have")
-        raise DataError(f"{have} no attention: {what}; give a run of a BERT or a GPT")
+        what = f"a model of the family {config.family} has no attention"
+        what += ": its LSTMs have gates instead" if config.is_recurrent else ""
+        raise DataError(f"{what}; give a run of a BERT or a GPT")
     return config
 
 

@@ -40,6 +40,7 @@ def token_scorer(
     scorer = SCORERS.get(type(model.config))
     if scorer is None:
         raise DataError(
-            "static vectors predict no word, so no text has a score; give a run of an ELMo, a GPT or a BERT"
+            f"a model of the family {model.config.family} predicts no word, so no text has a score; give a run of an "
+            "ELMo, a GPT or a BERT"
         )
     return scorer(model, params, tokenizer, length, stride, split_sentences)

@@ -84,7 +84,7 @@ class GptScorer(TokenScorer):
         return [{"forward": [next(own) for _ in row.places]} for row in rows]
 
     def tokens(self, row: Row, predictions: dict[str, list[Prediction]]) -> list[ScoredToken]:
-        """Returns the row's tokens; without an end-of-document token also the document's first, which nothing predicts."""
+        """Returns a row's tokens; without an end-of-document token also a document's first, which nothing predicts."""
         unpredicted = self.tokenizer.end is None and row.first
         first = [ScoredToken(self.tokenizer.token(row.read[0]))] if unpredicted else []
         return first + super().tokens(row, predictions)

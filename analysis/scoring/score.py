@@ -60,8 +60,8 @@ def score(scorer: TokenScorer, documents: Iterable[str], *, batch: int = 8, canc
 def token_scores(
     scorer: TokenScorer, documents: Iterable[str], *, top: int = 5, batch: int = 8, cancel: CancelToken = NEVER
 ) -> Iterator[list[ScoredToken]]:
-    """Yields the tokens of each document that has any, or of each sentence for an ELMo: the log-probability of each,
-    the entropy of its predicted distribution, and the `top` most probable tokens there. `score` sums the log-probabilities.
+    """Yields the tokens of each document that has any, or of each sentence for an ELMo: the log-probability of each
+    (`score` sums these), the entropy of the predicted distribution, and the `top` most probable tokens there.
 
     A GPT's direction is "forward", a BERT's "masked"; an ELMo has "forward" and "backward".
     """

@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """-log p of each label of a row, in nats, f64, and whether the label is the most probable token; a tie is no hit."""
+    """-log p of each label of a row, f64, in nats, and whether it is the most probable token; a tie is no hit."""
 
     nats: np.ndarray
     hits: np.ndarray
@@ -78,7 +78,7 @@ class ScoredToken:
 
     Args:
         token: its text.
-        predictions: by direction; the first token of a text may have none.
+        predictions: by direction; a direction that does not predict this token is left out.
         scored_as: the token scored in its place, if the vocabulary lacks it.
     """
 

@@ -1,8 +1,8 @@
-"""Which alternative a model finds the most probable: multiple choice, cloze (CBT), sentences of Winograd's form.
+"""Chooses the alternative that a model finds the most probable: multiple choice, cloze (CBT), Winograd schemas.
 
-An alternative continues its text. Where the text has a blank, `XXXXX` as in CBT (Hill et al. 2016) or `_` as in
-WinoGrande, the alternative stands there, and it is scored together with all that comes after it: given the context
-before, which alternative makes the rest the most probable (Trinh and Le 2018; Radford et al. 2019, section 3.2).
+An alternative continues its text. If the text has a blank, `XXXXX` as in CBT (Hill et al. 2016) or `_` as in
+WinoGrande, the alternative fills it, and is scored together with the text after it: which alternative makes the rest
+the most probable, given the context before (Trinh and Le 2018; Radford et al. 2019, section 3.2).
 """
 
 import re
@@ -28,9 +28,10 @@ MEASURES = {
 
 
 def filled(text: str, alternative: str, number: int) -> tuple[str, str]:
-    """Returns (the context, what is scored: the alternative, with the rest of the text where it has a blank).
+    """Returns (the context, the text to score: the alternative, with the text after the blank if there is one).
 
-    Raises: DataError for a text with several blanks.
+    Raises:
+        DataError: when the text has several blanks.
     """
     blanks = list(_BLANK.finditer(text))
     if len(blanks) > 1:
@@ -44,7 +45,7 @@ def filled(text: str, alternative: str, number: int) -> tuple[str, str]:
 
 
 def _by_group(right: np.ndarray, groups: Sequence[str]) -> dict[str, Any]:
-    """Returns {"groups": {name: figures}}, and of two groups their "gap"."""
+    """Returns {"groups": {name: figures}}, and if there are two groups their "gap"."""
     names = list(dict.fromkeys(groups))
     of = np.array([names.index(group) for group in groups])
     figures = {
@@ -72,16 +73,20 @@ def choose(
 ) -> dict[str, Any]:
     """Returns how often the right alternative is the most probable one, by each of MEASURES.
 
-    groups: a name for each example, such as the gender of its pronoun: {"groups": {name: figures}} is added, and of two
-    groups "gap", the first one's accuracy less the other's (WinoBias: Zhao et al. 2018; Winogender: Rudinger et al.
-    2018).
+    Further entries are `standard_errors` of these means; `chosen`, i64 [examples], by `accuracy`'s rule (ties go to the
+    first); and `log_probs`, a list of f64 [alternatives]. An example is a hit if its right alternative is more probable
+    than all others (`losses.is_hit`).
 
-    standard_errors: of these means (`standard_error`), of the gap √(Σ error²) of both.
+    Args:
+        texts: the text of each example.
+        choices: its alternatives.
+        labels: the number of the right one, from 0.
+        groups: a name for each example, such as the gender of its pronoun: adds {"groups": {name: figures}}, and for
+            two groups "gap", the first one's accuracy minus the other's (WinoBias: Zhao et al. 2018; Winogender:
+            Rudinger et al. 2018), with the standard error √(Σ error²) of both.
 
-    Also `chosen`, i64 [examples], by `accuracy`'s rule, the first of equals, and `log_probs`, a list of f64
-    [alternatives]. The right one counts where it is more probable than all others (`losses.is_hit`).
-
-    Raises: DataError for no examples, a text with several blanks, and as `score_continuations`.
+    Raises:
+        DataError: when there are no examples, a text has several blanks, and as `score_continuations`.
     """
     if not texts:
         raise DataError("there are no examples to choose in; give a file with one in each row")

@@ -1,8 +1,8 @@
 """Questions about documents, for a model that writes its answers: files in the form of CoQA (Reddy et al. 2019) or of
 SQuAD.
 
-CoQA's questions are a conversation: each is read after the ones before it with their answers. SQuAD's questions about
-one paragraph do not need each other, and each is read alone.
+CoQA's questions are a conversation: each is read after the earlier ones with their answers. SQuAD's questions about a
+paragraph are independent, and each is read alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,8 +24,12 @@ _FORM = '{"data": [{"story": "…", "questions": [{"input_text": "…"}], "answe
 class Question:
     """A question about a document.
 
-    before   the questions before it with their first answers
-    answers  those that are right; () where the document has none
+    Args:
+        id: names it in results.
+        document: the text.
+        question: the question.
+        answers: the right answers; () if the document has none.
+        before: the earlier questions of the conversation with their first answers.
     """
 
     id: str
@@ -38,7 +42,8 @@ class Question:
 def read_questions(files: Sequence[str]) -> list[Question]:
     """Returns the questions of files: a *.json in CoQA's or in SQuAD's form, or rows as `--task.kind span` reads them.
 
-    Raises: DataError for a file that is not there or of another form, with the place in it.
+    Raises:
+        DataError: when a file is missing or has another form, with the place in it.
     """
     check_sources(files, "--input")
     questions: list[Question] = []

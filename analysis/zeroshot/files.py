@@ -1,4 +1,4 @@
-"""Reads what zero-shot tasks are given: passages, questions with alternatives, the Children's Book Test."""
+"""Reads the files of zero-shot tasks: passages, questions with alternatives, the Children's Book Test."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,14 @@ from contexture.data.text.lines import LONGEST_TEXT, lines
 
 @dataclass
 class Questions:
-    """Questions: texts, alternatives, the right ones, and groups, empty where none were asked for."""
+    """Questions.
+
+    Args:
+        texts: the text of each.
+        choices: its alternatives.
+        labels: the number of the right one, from 0.
+        groups: its group; empty if no groups are asked for.
+    """
 
     texts: list[str]
     choices: list[tuple[str, ...]]
@@ -31,7 +38,8 @@ class Questions:
 def passages(file: str) -> Iterator[str]:
     """Yields the passages of a text file, one in each line, or the `text` of each object of a *.jsonl.
 
-    Raises: DataError with file:line for an object without a text, and a passage of fewer than two words.
+    Raises:
+        DataError: with file:line, when an object has no text, or a passage fewer than two words.
     """
     objects = inner_suffix(file) == ".jsonl"
     for number, line in lines(Path(file), most=LONGEST_TEXT):
@@ -56,9 +64,15 @@ def _passage(line: str, at: str) -> str:
 
 
 def questions(files: Sequence[str], task: TaskConfig, group: str = "") -> Questions:
-    """Returns the questions of files as `--task.kind choice` reads them. group: a column whose values are compared.
+    """Returns the questions of files as `--task.kind choice` reads them.
 
-    Raises: DataError with file:line for a row that cannot be read, and for a column that is not there.
+    Args:
+        files: labelled files.
+        task: their columns and labels.
+        group: a column whose values are compared; empty: none.
+
+    Raises:
+        DataError: with file:line, when a row cannot be read or a column is missing.
     """
     check_sources(files, "--input")
     labels = Labels(task.labels, named=bool(task.labels))
@@ -102,7 +116,8 @@ def book_questions(file: str) -> Questions:
     A question is 21 numbered lines and an empty one: `1 sentence` … `20 sentence`, then
     `21 sentence with XXXXX<tab>answer<tab><tab>candidates with | between them`.
 
-    Raises: DataError with file:line for lines of another form.
+    Raises:
+        DataError: with file:line, when a line has another form.
     """
     read, story = Questions([], [], [], []), list[str]()
     for number, line in lines(Path(file), most=LONGEST_TEXT):
@@ -138,11 +153,19 @@ def book_questions(file: str) -> Questions:
 
 
 def with_shots(asked: Questions, shown: Questions, shots: int, seed: int) -> list[str]:
-    """Returns the texts, each after so many answered examples, with an empty line between them (Brown et al. 2020,
-    section 2.4). The answer stands in an example's blank, else behind it. Each text has examples of its own, drawn at
-    random; a question is not among its own examples.
+    """Returns the texts, each behind answered examples, with an empty line between (Brown et al. 2020, section 2.4).
 
-    Raises: DataError for fewer examples than are to be drawn, and one with several blanks.
+    The answer fills an example's blank, or follows its text. Each question has examples of its own; it is not among
+    them.
+
+    Args:
+        asked: the questions.
+        shown: the answered examples to draw from.
+        shots: how many examples each text has.
+        seed: of the draws.
+
+    Raises:
+        DataError: when there are fewer examples than are to be drawn, or one has several blanks.
     """
     answered = [
         "".join(filled(text, own[label], number))

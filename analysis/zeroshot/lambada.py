@@ -1,4 +1,4 @@
-"""LAMBADA (Paperno et al. 2016): predict the last word of a passage, which its last sentence alone does not tell."""
+"""LAMBADA (Paperno et al. 2016): predict the last word of a passage, for which its last sentence is not enough."""
 
 import math
 from collections.abc import Sequence
@@ -22,7 +22,8 @@ CONVENTION = (
 def split_passage(text: str, number: int) -> tuple[str, str]:
     """Returns (a passage without its last word, the last word with the white space before it).
 
-    Raises: DataError for a passage of fewer than two words.
+    Raises:
+        DataError: when the passage has fewer than two words.
     """
     text = text.strip()
     at = max(text.rfind(space) for space in (" ", "\n", "\t"))
@@ -34,17 +35,19 @@ def split_passage(text: str, number: int) -> tuple[str, str]:
 def lambada(
     model: TrainedModel, passages: Sequence[str], *, batch: int = 16, cancel: CancelToken = NEVER
 ) -> dict[str, Any]:
-    """Returns accuracy and perplexity of the last words of passages, and those of their last tokens; the losses, in
-    nats, whose exp the perplexities are; and `standard_errors` of accuracies and losses.
+    """Returns accuracy and perplexity of the last words of passages, and of the last tokens alone.
 
-    Raises: DataError for a passage of fewer than two words, none at all, and as `score_continuations`.
+    Perplexities are exp of the losses, which are also returned, in nats, with `standard_errors` of accuracies and
+    losses.
+
+    Raises:
+        DataError: when there is no passage, one has fewer than two words, and as `score_continuations`.
     """
     pairs = [split_passage(text, number) for number, text in enumerate(passages)]
     if not pairs:
         raise DataError("there are no passages; give a text with one in each line")
     scored = list(score_continuations(model, pairs, batch=batch, cancel=cancel))
-    # The score of a word that is read in both directions is that of the whole sentence; forward, it is that of what
-    # comes last.
+    # An ELMo's log_prob covers the whole sentence in both directions; the last word alone is scored forward.
     both = model.run.model.is_recurrent
     means = {
         "accuracy": [each.greedy for each in scored],

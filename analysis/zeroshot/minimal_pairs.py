@@ -2,8 +2,8 @@
 English, TACL 8): a model should find the acceptable sentence more probable than the unacceptable one.
 
 A paradigm (UID) is one contrast, of 1,000 pairs; paradigms of one phenomenon share their `linguistics_term`. Its
-accuracy is the share of pairs whose acceptable sentence is more probable as a whole; a tie is no hit. Accuracies of a
-phenomenon, of a field and of all are the means of those of their paradigms, as the paper reports them.
+accuracy is the share of pairs whose acceptable sentence is more probable as a whole; a tie is no hit. The accuracy of a
+phenomenon, of a field and of all is the mean over their paradigms, as the paper reports it.
 """
 
 import math
@@ -25,7 +25,7 @@ _EXPECTED = "give BLiMP's *.jsonl, with sentence_good, sentence_bad and UID in e
 
 
 class MinimalPair(NamedTuple):
-    """Two sentences that differ in what makes one of them unacceptable."""
+    """Two sentences that differ only in what makes one of them unacceptable."""
 
     good: str
     bad: str
@@ -35,9 +35,10 @@ class MinimalPair(NamedTuple):
 
 
 def pair_files(paths: Sequence[str]) -> list[Path]:
-    """Returns the files that are given, and of a folder its *.jsonl, by name.
+    """Returns the files that are given, and the *.jsonl of given folders, by name.
 
-    Raises: DataError for what is no such file, and a folder without one.
+    Raises:
+        DataError: when something is no such file, a folder has none, or a file is given twice.
     """
     files: list[Path] = []
     for path in map(Path, paths):
@@ -53,7 +54,11 @@ def pair_files(paths: Sequence[str]) -> list[Path]:
 
 
 def read_pairs(files: Sequence[Path]) -> list[MinimalPair]:
-    """Returns the pairs of BLiMP's files. Raises: DataError with file:line for a line of another form, and no pairs."""
+    """Returns the pairs of BLiMP's files.
+
+    Raises:
+        DataError: with file:line, when a line has another form; when there are no pairs.
+    """
     pairs: list[MinimalPair] = []
     for file in files:
         for number, row in json_objects(file, _EXPECTED):
@@ -71,13 +76,12 @@ def minimal_pairs(
     model: TrainedModel, pairs: Sequence[MinimalPair], *, batch: int = 16, cancel: CancelToken = NEVER
 ) -> dict[str, Any]:
     """Returns the accuracies of pairs: `paradigms`, `phenomena` and `fields`, a row for each, and the mean `accuracy`
-    over paradigms.
+    over paradigms; and `answers`, a row for each pair: its sentences, log_probs, and whether it is a hit.
 
-    standard_error: of a paradigm √(p (1 - p) / (n - 1)); of a mean over K paradigms √(Σ error²) / K.
+    The standard error of a paradigm is √(p (1 - p) / (n - 1)), of a mean over K paradigms √(Σ error²) / K.
 
-    Also `answers`, a row for each pair: its sentences, log_probs, and whether it is a hit.
-
-    Raises: as `choose`.
+    Raises:
+        DataError: as `choose`.
     """
     sentences = [(pair.good, pair.bad) for pair in pairs]
     scored = choose(model, [""] * len(pairs), sentences, [0] * len(pairs), batch=batch, cancel=cancel)

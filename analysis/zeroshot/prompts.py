@@ -25,7 +25,12 @@ def summary_prompt(article: str) -> str:
 def fitting_summary_prompt(article: str, tokenizer: Tokenizer, limit: int) -> tuple[str, int]:
     """Returns `summary_prompt` with as much of the article's beginning as fits, and how many tokens are left out.
 
-    An article says what matters first, so it loses its end.
+    An article says what matters first, so its end is cut.
+
+    Args:
+        article: the text.
+        tokenizer: counts the tokens.
+        limit: the most tokens of the prompt.
     """
 
     def tokens(characters: int) -> int:
@@ -34,17 +39,24 @@ def fitting_summary_prompt(article: str, tokenizer: Tokenizer, limit: int) -> tu
     whole = tokens(len(article))
     if whole <= limit:
         return summary_prompt(article), 0
+    # Binary search over the number of characters: the count of tokens grows with it.
     kept = max(bisect_right(range(len(article)), limit, key=tokens) - 1, 0)
     return summary_prompt(article[:kept]), whole - tokens(kept)
 
 
 def translation_prompts(texts: Sequence[str], shown: ReferencedTexts, shots: int, seed: int) -> list[str]:
-    """Returns for each text a prompt of lines `sentence = translation`, so many examples, and a last `text =`.
+    """Returns a prompt for each text: lines `sentence = translation` of examples, and a last `text =`.
 
-    White space within a text becomes a single space. Each text has examples of its own, drawn at random from `shown`,
-    whose first reference is the translation; a text is not among its own examples.
+    White space within a text becomes a single space. Each text has examples of its own; it is not among them.
 
-    Raises: DataError for fewer examples than are to be drawn.
+    Args:
+        texts: the sentences to translate.
+        shown: the examples to draw from, whose first reference is the translation.
+        shots: how many examples each prompt has.
+        seed: of the draws.
+
+    Raises:
+        DataError: when there are fewer examples than are to be drawn.
     """
     sources = [_line(text) for text in shown.texts]
     pairs = [f"{text} = {_line(right[0])}\n" for text, right in zip(sources, shown.references, strict=True)]

@@ -27,7 +27,7 @@ class ReferencedTexts:
 
 @dataclass(frozen=True)
 class Shots:
-    """Answered examples, of which `count` are drawn at random by the seed for each question."""
+    """Answered examples; `count` of them are drawn at random, by the seed, for each question."""
 
     examples: ReferencedTexts = field(default_factory=ReferencedTexts)
     count: int = 0
@@ -48,12 +48,17 @@ def read_referenced_texts(
 ) -> ReferencedTexts:
     """Returns the texts and references of *.tsv, *.csv, *.jsonl, *.json and columnar files, or TFDS sets.
 
-    text, references: the columns, by name or by position from 1; empty: the first one with a usual name. A column of
-    references holds one in each row, or in a *.jsonl a list. Of several columns some may be empty in a row.
+    Args:
+        files: the files.
+        task: decides the usual names of columns.
+        text: the column of texts, by name or by position from 1; empty: the first one with a usual name.
+        references: the columns of references, likewise. A cell holds one, or in a *.jsonl a list; of several columns
+            some may be empty in a row.
+        header: whether files begin with the names of their columns.
+        option: the command's option that names the files, for errors.
 
-    option: the one that names the files, for an error.
-
-    Raises: DataError with file:line for a row without a text or a reference, and for a column that is not there.
+    Raises:
+        DataError: with file:line, when a row has no text or no reference, or a column is missing.
     """
     check_sources(files, option)
     read = ReferencedTexts()

@@ -1,4 +1,4 @@
-"""The standard error of a mean over examples: how far it would lie from that of other examples of the same kind."""
+"""The standard error of a mean over examples: the standard deviation it would have over other samples of this size."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 def standard_error(values: Iterable[float]) -> float | None:
     """s / √n, where s² = Σ (x - mean)² / (n - 1); of an accuracy p this is √(p (1 - p) / (n - 1)). None of one value.
 
-    The examples are taken for independent of each other.
+    The examples are assumed to be independent.
     """
     numbers = [float(value) for value in values]
     count = len(numbers)
@@ -23,6 +23,6 @@ def standard_errors(values: Mapping[str, Iterable[float]]) -> dict[str, float | 
 
 
 def of_sum(errors: Sequence[float | None]) -> float | None:
-    """√(Σ error²), that of a sum or a difference of independent means. None where one is not known."""
+    """√(Σ error²), the standard error of a sum or a difference of independent means; None if one of them is unknown."""
     known = [error for error in errors if error is not None]
     return math.sqrt(math.fsum(error**2 for error in known)) if known and len(known) == len(errors) else None

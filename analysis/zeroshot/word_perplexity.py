@@ -1,9 +1,9 @@
 """Perplexity by word of tokenised corpora, WikiText and the One Billion Word benchmark, as GPT-2 measured it (Radford
 et al. 2019, section 3.1).
 
-Their texts are cut into tokens with white space between, which a language model of pieces has not seen. They are joined
-again by rules that lose nothing, the plain text is scored, and the sum is divided by the number of words of the
-original, so that models of different vocabularies can be compared.
+These corpora separate all tokens by white space, a form that a subword language model was not trained on. Their tokens
+are joined by invertible rules, the plain text is scored, and the sum is divided by the number of words of the original,
+so that models of different vocabularies can be compared.
 """
 
 import re
@@ -50,16 +50,23 @@ def word_perplexity(
     batch: int = 8,
     cancel: CancelToken = NEVER,
 ) -> dict[str, Any]:
-    """Returns how probable a tokenised corpus is by word.
-
-    form: wikitext, whose articles begin with a line ` = Title = ` and are read each alone; lm1b, a sentence in each
-    line, read alone.
+    """Returns the perplexity by word of a tokenised corpus.
 
         word_perplexity            exp(nats / words), words between white space of the original
         word_perplexity_line_ends  exp(nats / (words + lines)): each line that is not empty has an <eos> or </s> too, as
                                    models of words predict it
 
-    Raises: DataError for text without words, and as `score`.
+    Args:
+        model: an open run.
+        lines: the corpus.
+        form: "wikitext": articles begin with a line ` = Title = `, and each is read alone; "lm1b": each line is a
+            sentence, read alone.
+        length: tokens of a window; 0: as in training.
+        stride: new tokens in each window; 0: all.
+        batch: windows at a time.
+
+    Raises:
+        DataError: when the text has no words, and as `score`.
     """
     words = ends = 0
 
@@ -93,7 +100,7 @@ def word_perplexity(
 
 
 def _articles(lines: Iterable[str]) -> Iterator[str]:
-    """Yields the articles of WikiText, each from its title on."""
+    """Yields the articles of WikiText; each begins with its title."""
     article: list[str] = []
     size = 0
     for line in lines:

@@ -3,13 +3,13 @@
 
 Each returns its figures with their convention, and `answers`, a dict for each example:
 
-    prompt      what the model read, whole
-    truncated   tokens that were left out, where the prompt was too long for the model: the prompt's first ones, of an
-                article its last ones
-    written     what the model wrote
+    prompt      the text that the model read
+    truncated   how many tokens were cut since the prompt was too long for the model: the prompt's first ones, but an
+                article's last ones
+    written     the text that the model wrote
     stopped     why it stopped, as in `TrainedModel.generate`
-    answer      what of it is the answer, summary or translation
-    references  those that are right
+    answer      the part of it that is the answer, summary or translation
+    references  the right ones
 """
 
 import math
@@ -29,12 +29,12 @@ from contexture.data.text.sentences import sentences
 from contexture.train.evaluation.squad_metrics import text_scores
 
 TOKENS = {"qa": 50, "summarize": 100, "translate": 128}
-"""Most tokens that are written for an example."""
+"""The most tokens to write for an example, by task."""
 ROUGE = ("rouge1", "rouge2", "rougeL")
 SUMMARY_SENTENCES = 3
 SUMMARY_TOP_K = 2
 BleuTokenizer = Literal["13a", "intl", "zh", "char", "none"]
-"""Those of sacrebleu's that need no download."""
+"""The tokenizers of sacrebleu that need no download."""
 
 
 def answer_questions(
@@ -42,11 +42,16 @@ def answer_questions(
 ) -> dict[str, Any]:
     """Returns exact_match and f1 of a GPT's answers to questions about documents.
 
-    Where a question has several right answers also leave_one_out_…, as CoQA's script counts.
+    If a question has several right answers there are also leave_one_out_…, as CoQA's script counts them.
 
-    tokens: most of an answer; 0 is 50.
+    Args:
+        model: an open GPT.
+        questions: the questions.
+        tokens: the most tokens of an answer; 0: 50.
+        batch: prompts at a time.
 
-    Raises: DataError for no questions, a model that is no GPT, and tokens that leave no room for a prompt.
+    Raises:
+        DataError: when there are no questions, the model is no GPT, or the tokens leave no room for a prompt.
     """
     prompts = [question_prompt(question) for question in questions]
     tokens = tokens or TOKENS["qa"]
@@ -74,8 +79,8 @@ def answer_questions(
 
 
 def leave_one_out(answer: str, right: Sequence[str]) -> tuple[float, float]:
-    """Returns (exact match, F1) as CoQA's script counts them of several right answers: the best of all but one, the
-    mean over the one that is left out."""
+    """Returns (exact match, F1) as CoQA's script counts them: each right answer is left out in turn, the best score
+    against the others is taken, and these are averaged."""
     scores = [text_scores(answer, [text]) for text in right]
     if len(scores) < 2:
         return text_scores(answer, right)
@@ -97,9 +102,15 @@ def summarize(
 ) -> dict[str, Any]:
     """Returns ROUGE, from 0 to 1, of the summaries that a GPT writes after `TL;DR:`.
 
-    tokens: sampled for a summary; 0 is 100. seed: of the samples.
+    Args:
+        model: an open GPT.
+        articles: the articles, with their right summaries.
+        tokens: the most tokens of a summary; 0: 100.
+        seed: of the samples.
+        batch: prompts at a time.
 
-    Raises: as `answer_questions`.
+    Raises:
+        DataError: as `answer_questions`.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -126,7 +137,7 @@ def summarize(
 
 
 def first_sentences(text: str, count: int = SUMMARY_SENTENCES) -> str:
-    """Returns the first sentences of a text, with a space between them. A line end ends a sentence too."""
+    """Returns the first `count` sentences of a text, joined by spaces. A line end ends a sentence too."""
     cut = [" ".join(each.split()) for line in split_lines(text) for each in sentences(line.strip())]
     return " ".join([each for each in cut if each][:count])
 
@@ -143,11 +154,16 @@ def translate(
 ) -> dict[str, Any]:
     """Returns BLEU, from 0 to 100, of the translations that a GPT writes after `sentence =`, and sacrebleu's signature.
 
-    shown     translated sentences that stand before each one
-    tokenize  sacrebleu's tokenizer; zh or char where the translations are Chinese
-    tokens    most of a translation; 0 is 128
+    Args:
+        model: an open GPT.
+        asked: the sentences, with their right translations.
+        shown: translated sentences that come before each one in its prompt.
+        tokenize: sacrebleu's tokenizer; zh or char for Chinese translations.
+        tokens: the most tokens of a translation; 0: 128.
+        batch: prompts at a time.
 
-    Raises: as `answer_questions`, and DataError for fewer pairs than are to be drawn.
+    Raises:
+        DataError: as `answer_questions`, and when there are fewer examples than are to be drawn.
     """
     from sacrebleu.metrics.bleu import BLEU
 
@@ -171,7 +187,7 @@ def translate(
 def _write(
     model: TrainedModel, prompts: Sequence[str], tokens: int, *, batch: int, cancel: CancelToken, **sampling: Any
 ) -> list[dict[str, Any]]:
-    """Returns what a GPT writes after each prompt."""
+    """Returns the text that a GPT writes after each prompt."""
     if not prompts:
         raise DataError("there are no examples to write for; give a file with one in each row")
     _room(model, tokens)
@@ -183,9 +199,9 @@ def _write(
 
 
 def _room(model: TrainedModel, tokens: int) -> int:
-    """Returns how long a prompt may be before so many tokens."""
+    """Returns how many tokens a prompt may have if `tokens` are to be written behind it."""
     config = model.model.config
-    if not config.is_causal:
+    if not config.generates:
         raise DataError("only a GPT writes answers; this run is of another family")
     if tokens >= config.length:
         raise DataError(

@@ -1,4 +1,4 @@
-"""What is looked for among the arguments before they are parsed. Needs no jax."""
+"""Looks up and rewrites arguments before they are parsed. Needs no jax."""
 
 from contexture.cli.option_model import ALIASES
 from contexture.overrides import without_replaced
@@ -18,9 +18,10 @@ def find_option(argv: list[str], *names: str) -> str:
 
 
 def take_option(argv: list[str], name: str) -> tuple[str, list[str]]:
-    """Returns (the value of an option, the arguments without it); ("", argv) where it is not given.
+    """Returns (the value of an option, the arguments without it); ("", argv) if it is not given.
 
-    Raises: ConfigError where it has no value, or is given twice.
+    Raises:
+        ConfigError: when it has no value, or is given twice.
     """
     places = [place for place, word in enumerate(argv) if word == name or word.startswith(name + "=")]
     if not places:
@@ -33,9 +34,10 @@ def take_option(argv: list[str], name: str) -> tuple[str, list[str]]:
 
 
 def expand_aliases(argv: list[str]) -> list[str]:
-    """Replaces the short forms (`--task X`, `--lr X`) by the options that they stand for.
+    """Replaces short forms (`--task X`, `--lr X`) by the full options (`--task.name X`, `--optim.peak-lr X`).
 
-    Raises: ConfigError where both are given.
+    Raises:
+        ConfigError: when both are given.
     """
     short = {f"--{alias}": f"--{name}" for alias, name in ALIASES.items()}
     given = [word.partition("=")[0].replace("_", "-") for word in argv]
@@ -50,6 +52,6 @@ def expand_aliases(argv: list[str]) -> list[str]:
 
 
 def apply_exclusive_options(base: Run, argv: list[str]) -> Run:
-    """Returns the recipe without settings that the arguments replace by an alternative of theirs."""
+    """Returns the recipe without the settings that an argument replaces by an alternative."""
     names = ("steps", "epochs", "optim.warmup", "optim.warmup_fraction")
     return without_replaced(base, {name for name in names if find_option(argv, f"--{name.replace('_', '-')}")})

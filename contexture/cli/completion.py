@@ -94,7 +94,7 @@ def _values(option: Option) -> tuple[str, list[str]]:
 
 
 def _arguments(command: Command, options: list[Option], given: list[str]) -> tuple[str, list[str]]:
-    """Returns what may stand as the next argument without a name; they come before options."""
+    """Returns the possible next arguments without a name; these come before options."""
     if any(word.startswith("-") for word in given):
         return WORDS, []
     metavars = [metavar for metavar, _ in command.arguments]

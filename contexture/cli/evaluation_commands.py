@@ -23,8 +23,8 @@ STOPPED_BETWEEN = "stopped; the same command evaluates the checkpoints that are 
 
 
 def evaluate_command(argv: list[str]) -> TwofoldResult | None:
-    """Returns held-out metrics of runs; people see files instead of the split that they stand for, and several runs or
-    checkpoints as a table on stderr."""
+    """Returns held-out metrics of runs; people see the evaluated files in place of the split's name, and several runs
+    or checkpoints as a table on stderr."""
     args = parse(EvaluationArgs, argv, "evaluate")
     requests = requests_of(without_shared(args.runs), args)
     if args.table:
@@ -61,8 +61,8 @@ def _several(results: "list[EvaluationResult]", table: str) -> TwofoldResult:
 
 
 def _shown(result: "EvaluationResult | Result") -> Result:
-    """Returns what people see of a result on stdout: files instead of the split that they stand for, and no rows that
-    the table on stderr has."""
+    """Returns the part of a result for people on stdout: the evaluated files in place of the split's name, and no rows
+    that the table on stderr has."""
     hidden = {"checkpoints", *(["split"] if "files" in result else [])}
     return {name: x for name, x in result.items() if name not in hidden}
 
@@ -81,7 +81,7 @@ def show_results(results: "Sequence[EvaluationResult]") -> None:
 
 
 def table_rows(results: "Sequence[EvaluationResult]") -> list[dict[str, Cell]]:
-    """Returns a row for each run and each of its checkpoints; of several runs a last one has the mean and the deviation
+    """Returns a row for each run and each of its checkpoints; for several runs a last row has the mean and the deviation
     of each metric."""
     from contexture.train.evaluation.checkpoint_results import numbers_of
 
@@ -96,7 +96,7 @@ def table_rows(results: "Sequence[EvaluationResult]") -> list[dict[str, Cell]]:
         {**({"run": run} if several else {}), "step": step, **{name: figures.get(name) for name in names}}
         for run, step, figures in rows
     ]
-    # Seeds of one setting are what several runs mostly are.
+    # Several runs are mostly seeds of one setting, whose mean and deviation are wanted.
     if several and len(rows) == len(results) and (spread := spreads(figures for _, _, figures in rows if figures)):
         means = {name: plus_minus(each["mean"], each["deviation"] or 0.0) for name, each in spread.items()}
         table.append({"run": "mean ± deviation", "step": None, **{name: means.get(name) for name in names}})

@@ -15,7 +15,7 @@ from contexture.train.grid.settings import as_options, shown
 from contexture.train.settings.run import Run, fields
 
 _OF_KIND = {"classify": "accuracy", "choice": "accuracy", "tag": "accuracy", "regress": "pearson", "span": "f1"}
-"""The metric that the table shows of each kind of task, beside the one that it is chosen by."""
+"""The metric that the table shows for each kind of task, besides the one that the best setting is chosen by."""
 
 
 def wants_grid(argv: Sequence[str]) -> bool:
@@ -24,7 +24,7 @@ def wants_grid(argv: Sequence[str]) -> bool:
 
 
 def join_repeated(argv: Sequence[str], name: str) -> list[str]:
-    """Returns the arguments with the values of an option that stands several times behind its first place."""
+    """Returns the arguments with all values of a repeated option moved behind its first occurrence."""
     rest: list[str] = []
     values: list[str] = []
     first, takes = None, False
@@ -41,7 +41,7 @@ def join_repeated(argv: Sequence[str], name: str) -> list[str]:
 
 
 def first_options(argv: Sequence[str]) -> list[str]:
-    """Returns the first value of each field that --grid varies, as options: others of `argv` may need it beside them.
+    """Returns the first value of each field that --grid varies, as options, because other options may require them.
 
     Fields that --grid cannot vary, or that `argv` gives as well, are left to `make_grid`, which refuses them.
     """
@@ -66,7 +66,8 @@ def first_options(argv: Sequence[str]) -> list[str]:
 def read_grid(words: Sequence[str], run: Run) -> dict[str, tuple[object, ...]]:
     """Returns the values of each field that --grid varies, typed as the run has them.
 
-    Raises: ConfigError for words that are no field with values, and for a field that stands twice.
+    Raises:
+        ConfigError: when a word is no field with values, or a field is given twice.
     """
     usual, values = fields(run), {}
     for word in words:
@@ -82,7 +83,7 @@ def read_grid(words: Sequence[str], run: Run) -> dict[str, tuple[object, ...]]:
 
 
 def _value(text: str, usual: object) -> object:
-    """Returns a value of the kind of `usual`; the text itself where it is none, which the configuration refuses."""
+    """Returns a value of the type of `usual`; the text itself if it is none, which the configuration then refuses."""
     if isinstance(usual, bool):
         return {"true": True, "false": False}.get(text, text)
     if isinstance(usual, tuple):
@@ -115,8 +116,10 @@ def table(result: GridResult, run: Run) -> Result:
 
 
 def table_rows(result: GridResult) -> list[dict[str, Cell]]:
-    """Returns a row for each setting: its values, the mean and the deviation of every metric over its seeds, and of the
-    best one those on the test examples."""
+    """Returns a row for each setting: its values, and the mean and deviation of every metric over its seeds.
+
+    The row of the best setting also has the metrics of the test examples.
+    """
     best = result["best"]
     metrics = list(dict.fromkeys(name for setting in result["settings"] for name in setting["dev"]))
     rows: list[dict[str, Cell]] = []

@@ -35,7 +35,7 @@ _EVERYWHERE = (
 
 
 _HAS_NO_DEFAULT = ("task.name", "task.kind")
-"""Options of which one has to be given: what stands in the configuration without them is no default."""
+"""Options one of which has to be given, so that their values in the configuration are shown as no default."""
 
 
 def wants_help(argv: Sequence[str]) -> bool:
@@ -104,7 +104,7 @@ def positionals(command: Command, options: Sequence[Option]) -> list[tuple[str, 
 
 
 def option_sections(command: Command, options: Sequence[Option]) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Yields the headings of a command's options, and below each the options as one writes them, with their texts."""
+    """Yields each heading of a command's options with its (usage, help) rows."""
     for section, heading in _SECTIONS.items():
         of_section = [option for option in options if _section(option) == section and not option.positional]
         yield heading if section or command.of_run else "Options", _option_rows(of_section, command, full=True)
@@ -203,7 +203,7 @@ def _rows(heading: str, rows: Sequence[tuple[str, str]], width: int) -> list[str
 def shell_lines(command: str, width: int) -> list[str]:
     """Returns a command on as many lines as it needs, as shells read it: all but the last end with a backslash."""
     lines: list[str] = []
-    for part in re.split(r" (?=--)", command):  # an option stays beside its value
+    for part in re.split(r" (?=--)", command):  # an option stays on one line with its value
         if lines and len(lines[-1]) + len(part) + 1 <= width - 2:
             lines[-1] += f" {part}"
         else:

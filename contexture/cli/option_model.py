@@ -40,7 +40,7 @@ METAVARS = {
     "mesh.peer-minutes": "MINUTES",
     "model.filters": "WIDTH COUNT …",
 }
-"""What stands for the value of an option in help, where its type does not say it; requests annotate their own."""
+"""Placeholders for options' values in help, where the type gives none; requests annotate their own."""
 _NOT_TO_GIVE = {"task.kind": ("off",)}
 """Values that a configuration can have, but no command line."""
 VARIES = object()
@@ -55,7 +55,7 @@ class Option:
     """As it is written: optim.peak-lr."""
     metavar: str
     default: object
-    """MISSING where it has to be given, VARIES where each recipe has another."""
+    """MISSING if it has to be given, VARIES if recipes differ in it."""
     kind: type
     """The dataclass that has its field."""
     hint: Any = str
@@ -75,7 +75,7 @@ class Option:
 
     @property
     def text(self) -> str:
-        """What it does; its first sentence stands in the short help. Read only when shown, since that takes a while."""
+        """What it does; the short help shows its first sentence. Read only when shown, since reading takes a while."""
         return _texts(self.kind).get(self.name.rpartition(".")[2].replace("-", "_"), "")
 
     @property
@@ -124,8 +124,7 @@ def _applies(option: Option, run: Run) -> bool:
 
 
 def leaves(kind: type, values: object = None, prefix: str = "") -> Iterator[Option]:
-    """Yields the options of a dataclass, those of its sections by dotted names. values: an instance, whose values are
-    the defaults."""
+    """Yields the options of a dataclass, with dotted names for its sections; `values` is an instance with the defaults."""
     hints = typing.get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         default = getattr(values, field.name) if values is not None else field.default

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contexture.data.visible import visible, visible_json
 
 Result = Mapping[str, object]
-"""What a command returns: printed for people, or with --json as one object."""
+"""The result of a command: printed for people, or with --json as one object."""
 
 _NARROWEST = 12
 """Letters that a column of text keeps where a table is too wide for its terminal."""
@@ -22,15 +22,15 @@ _NARROWEST = 12
 
 @dataclasses.dataclass(frozen=True)
 class StreamingResult:
-    """A command whose text is printed while it is generated: work(write) → the result for --json, or that with an exit
-    code."""
+    """A command whose text is printed while it is generated: work(write) → the result for --json, with or without an
+    exit code."""
 
     work: "Callable[[Callable[[str], None]], Result | TwofoldResult]"
 
 
 @dataclasses.dataclass(frozen=True)
 class TwofoldResult:
-    """A result that people see otherwise than programs: `json` is what --json prints; `code`: the exit code."""
+    """A result shown differently to people and to programs: `json` is what --json prints, `code` the exit code."""
 
     json: Result
     shown: Result
@@ -38,7 +38,7 @@ class TwofoldResult:
 
 
 def json_line(result: object) -> str:
-    """Returns a result as JSON, which has no NaN and no infinity: null stands for them, as in metrics.jsonl."""
+    """Returns a result as JSON; NaN and infinity, which JSON lacks, become null, as in metrics.jsonl."""
     return visible_json(json.dumps(_finite(result), ensure_ascii=False, allow_nan=False))
 
 
@@ -58,7 +58,9 @@ def write_out(text: str) -> None:
 def print_result(result: Result, indent: str = "", width: int | None = None) -> None:
     """Prints a result for people: nested names indented, lists of records as tables.
 
-    width: the columns of a terminal, where long values and tables are broken to fit; None: a value or record per line.
+    Args:
+        result: what the command returned.
+        width: the columns of a terminal, to which long values and tables are wrapped; None: a value or record per line.
     """
     for name, value in result.items():
         if isinstance(value, dict):
@@ -71,7 +73,7 @@ def print_result(result: Result, indent: str = "", width: int | None = None) -> 
             _print_table(value, indent + "  ", width)
         else:
             head, text = visible(f"{indent}{name:<{max(26 - len(indent), 1)}} "), _shown(value)
-            # A path or a fingerprint that is longer than its column stands below its name, whole.
+            # A path or a fingerprint that is longer than its column is printed below its name, unbroken.
             if width is not None and " " not in text and len(head) + len(text) > width > len(indent) + 2 + len(text):
                 print(f"{head.rstrip()}\n{indent}  {text}")
                 continue
@@ -108,8 +110,10 @@ def _print_table(rows: list[Result], indent: str, width: int | None) -> None:
 
 
 def _column_widths(rows: list[Result], lines: list[list[str]], width: int | None) -> list[int] | None:
-    """Returns the widths of a table's columns; None if its records are to be printed one below the other: they hold
-    tables themselves, or the columns of figures leave no room for those of text."""
+    """Returns the widths of a table's columns; None if its records are to be printed one below the other.
+
+    That is so if they hold tables themselves, or the columns of figures leave no room for columns of text.
+    """
     if any(_is_table(value) for value in rows[0].values()) or any(row.keys() != rows[0].keys() for row in rows):
         return None
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -28,14 +28,16 @@ def parse(kind: type[T], argv: list[str], title: str, default: T | None = None) 
         title: the command, with its recipe if one is given: pretrain bert.tiny.
         default: a recipe whose fields the arguments override.
 
-    Raises: ConfigError in one line; SystemExit where help was printed.
+    Raises:
+        ConfigError: in one line, when an argument is wrong.
+        SystemExit: when help was printed.
     """
     command = title.partition(" ")[0]
     run = default if isinstance(default, Run) else None
     if wants_help(argv):
         print(command_page(command, title, argv, run))
         raise SystemExit(0)
-    # Also those that have no meaning for the run: they are parsed, and then refused by what they are for.
+    # Options without a meaning for the run are parsed too: the error can then say what they are for.
     options = list(leaves(kind, default))
     values, unknown = _read(argv, options)
     for option in options:
@@ -103,7 +105,7 @@ def _is_no(flag: str) -> bool:
 
 
 def _value(option: Option, words: list[str], flag: str) -> object:
-    """Returns the value that words stand for. flag: as it was written, "" for a word without a name."""
+    """Returns the value that words spell. flag: the option as it was written, "" for an argument without a name."""
     shown = f"--{option.name}" if flag else option.name.upper()
     if not words and not option.several:
         raise ConfigError(f"{shown} wants a value: {shown} {option.metavar}")
@@ -137,8 +139,7 @@ def _one(hint: Any, word: str, shown: str) -> object:
 
 
 def _build(kind: Callable[..., T], default: T | None, values: dict[str, object]) -> T:
-    """Returns the dataclass with these values, built once from its sections up: fields that depend on each other may
-    change together."""
+    """Returns the dataclass with these values, built once, sections first: so dependent fields may change together."""
     own = {name.replace("-", "_"): value for name, value in values.items() if "." not in name}
     sections: dict[str, dict[str, object]] = {}
     for name, value in values.items():

@@ -14,13 +14,14 @@ from contexture.train.settings.run import Run, fields
 from contexture.train.settings.run_file import read
 
 _NOT_TAKEN = ("dir", "head.pair")
-"""What a run.json says of its run alone: another run has its own folder, and its own examples."""
+"""Settings of a run.json that another run does not take over: its folder, and its examples."""
 
 
 def read_settings(file: str) -> dict[str, Any]:
     """Returns the settings of a file by their dotted names, with `_`; nothing for no file.
 
-    Raises: ConfigError for a file that is missing, that cannot be read, or that holds no names and values.
+    Raises:
+        ConfigError: when the file is missing, cannot be read, or holds no names and values.
     """
     if not file:
         return {}
@@ -48,7 +49,8 @@ def read_settings(file: str) -> dict[str, Any]:
 def with_settings(run: Run, settings: Mapping[str, Any], file: str) -> Run:
     """Returns the run with the settings that `read_settings` returns.
 
-    Raises: ConfigError, naming the file, for settings that do not exist, do not fit, or are of another family.
+    Raises:
+        ConfigError: naming the file, when a setting does not exist, does not fit, or belongs to another family.
     """
     settings = dict(settings)
     family = settings.pop("family", run.family)
@@ -61,7 +63,7 @@ def with_settings(run: Run, settings: Mapping[str, Any], file: str) -> Run:
 
 @dataclass(frozen=True)
 class _Object:
-    """An object of a file as its pairs: a dict would keep the last of two equal names alone."""
+    """An object of a file as its pairs: a dict would silently keep only the last of two equal names."""
 
     pairs: list[tuple[Any, Any]]
 
@@ -104,7 +106,7 @@ _WORDS = {
         lambda text: float(re.sub(r"\.(?=[iInN])", "", text)),
     ),
 }
-"""The plain words of YAML 1.2's core schema that are no text: their form, what they begin with, their value."""
+"""Plain words that YAML 1.2's core schema does not read as text: their form, their first characters, their value."""
 
 
 def _whole(text: str) -> int:
@@ -112,8 +114,10 @@ def _whole(text: str) -> int:
 
 
 def _loader() -> Any:
-    """Returns a loader of YAML 1.2's core schema. PyYAML reads YAML 1.1, in which `off` is false, 0100 is 64, and 1:30
-    is 90. Anchors and tags are refused: an alias may hold itself, and a few lines of them may stand for gigabytes."""
+    """Returns a loader of YAML 1.2's core schema; PyYAML's own reads 1.1: `off` is false, 0100 is 64, and 1:30 is 90.
+
+    Anchors and tags are refused: an alias may hold itself, and a few lines of them may expand to gigabytes.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):

@@ -51,8 +51,8 @@ class GptText(TextFamily):
         # Neither takes added tokens (`with_added_tokens`), which tasks need.
         if kind in (WordPiece.kind, Words.kind):
             return (
-                f"no gpt should start with a vocabulary of kind {kind}: fine-tuning could add no tokens to it; learn "
-                "another, of kind byte-bpe, or give a published one"
+                f"no {self.name} should start with a vocabulary of kind {kind}: fine-tuning could add no tokens to it; "
+                "learn another, of kind byte-bpe, or give a published one"
             )
         return self.why_not(kind)
 

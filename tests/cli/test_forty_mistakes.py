@@ -85,7 +85,7 @@ MISTAKES = {
     f"pretrain bert.tiny {NEW} --task.kind tag": "pretrain bert.tiny reads text and no task; contexture finetune RUN",
     f"finetune bert {TASK} --data.path text.txt": "--data.path is for pretraining on text (a task has --task.train "
     "and --task.dev), and has no meaning for task.kind=classify; leave it out",
-    f"finetune bert {TASK} --task.lm-weight 1": "task.lm-weight is for GPT, and the model is of the family bert",
+    f"finetune bert {TASK} --task.lm-weight 1": "task.lm-weight is for GPT and other causal models, and this",
     "evaluate bert --lr 3": "(--optim.peak-lr is for contexture pretrain and finetune)",
     "import hf empty --to new --gelu tanh": "--gelu has no meaning for hf; it is for bert-tf",
     # runs and files that are none, or others than meant

@@ -13,8 +13,8 @@ from typing import Any
 
 import contexture
 from contexture.configs import finetuning, recipes, task_recipes
-from contexture.models.config import BertConfig, ElmoConfig, GptConfig, VectorsConfig
 from contexture.option_scope import own_options
+from contexture.train.families import FAMILIES
 from contexture.train.settings.run import Run
 from tests.helpers.commands import request_kinds
 
@@ -36,7 +36,7 @@ def settings_of(config: Any, prefix: str = "") -> dict[str, Any]:
 @functools.cache
 def written() -> dict[str, Any]:
     """The defaults whole, and of each recipe what is unlike them."""
-    models = (BertConfig(), GptConfig(), ElmoConfig(), VectorsConfig())
+    models = [family.config() for family in FAMILIES.values()]
     usual = {type(model).__name__: settings_of(dataclasses.replace(Run(), model=model)) for model in models}
     result = {f"defaults {name}": settings for name, settings in usual.items()}
     for name, make in {**recipes(), **task_recipes()}.items():

@@ -335,7 +335,13 @@ def redraw_layers(params: Params, fresh: Params, count: int) -> Params:
 
     The top layers are specialised in the pretraining task, which makes them a worse start for another task than random
     ones, above all with few examples (Zhang et al. 2021, Revisiting few-sample BERT fine-tuning, section 5).
+
+    Raises:
+        ConfigError: when the backbone has no layers.
     """
+
+    if not any(path.startswith("backbone/layers/") for path in by_path(params)):
+        raise ConfigError("init.redraw-layers draws layers anew, and this backbone has none; leave it out")
 
     def redrawn(keys: tuple[object, ...], x: jax.Array, new: jax.Array) -> jax.Array:
         path = path_of(keys)

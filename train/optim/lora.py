@@ -99,7 +99,9 @@ def _targets(run: Run, paths: list[str]) -> list[str]:
     # A kernel can have adapters if the dims table has a row for them.
     kernels = [path for path in paths if any(re.fullmatch(row, f"{ADAPTERS}/{path}/a") for row, _ in PARAMETER_DIMS)]
     if not kernels:
-        raise ConfigError("optim.lora-rank adapts kernels, and static vectors have none; leave optim.lora-rank out")
+        raise ConfigError(
+            f"optim.lora-rank adapts kernels, and the family {run.family} has none; leave optim.lora-rank out"
+        )
     # The paper adapts queries and values.
     words = run.optim.lora_targets or FAMILIES[run.family].lora_targets
     # A word is a part of a path (`query`, `ffn/in`); one that fits nothing would silently train less.

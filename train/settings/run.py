@@ -61,7 +61,10 @@ class Run:
         # The LM loss and the two orders of a pair are GPT-1's, and need its causal model.
         if not self.text.is_causal and (self.task.lm_weight or self.task.symmetric):
             name = "lm-weight" if self.task.lm_weight else "symmetric"
-            raise ValueError(f"task.{name} is for GPT, and the model is of the family {self.family}; leave it out")
+            raise ValueError(
+                f"task.{name} is for GPT and other causal models, and this one is of the family {self.family}; leave it "
+                "out"
+            )
         self._check_head()
         self._check_redrawn()
         if not 0 <= self.seed < 2**31:

@@ -52,7 +52,7 @@ def _measure(request: ZeroshotRequest) -> dict[str, Any]:
     run = read(Path(request.run)).run
     if request.shots and not run.text.is_causal:
         raise ConfigError(f"--shots is for a GPT, which reads on from examples; {request.run} is a run of {run.family}")
-    if task.writes and not run.text.is_causal:
+    if task.writes and not run.model.generates:
         raise ConfigError(
             f"--task {request.task} is for a GPT, which writes its answers; {request.run} is a run of {run.family}"
         )

@@ -184,3 +184,9 @@ def test_a_damaged_checkpoint_is_skipped_and_said(source, tiny_run, tmp_path):
     assert_differs(params["heads_mlm/bias"], stored(tiny_run)["heads_mlm/bias"])
     with pytest.raises(ConfigError, match="holds no checkpoint of step 7; those there are of step"):
         begin(dataclasses.replace(source, init=InitConfig(run=str(tiny_run), step=7)))
+
+
+def test_a_backbone_without_layers_has_none_to_draw_anew():
+    params = {"backbone": {"embeddings": {"tokens": np.ones((4, 2), np.float32)}}}
+    with pytest.raises(ConfigError, match="init.redraw-layers draws layers anew, and this backbone has none"):
+        redraw_layers(params, params, 1)
