@@ -10,16 +10,14 @@ from contexture.models.config import Sampling
 class EmbedOptions:
     """Which vectors `analysis.embed` computes.
 
-    layers    their numbers: 0 is the words' own, the last is the layer that heads read, a GPT-2's after the final norm;
-              None: all
-    pool      none: a vector for each unit. Else one for the sentence, without the dim of units:
-              mean        of all units
-              mean-words  of those without a BERT's [CLS] and [SEP]; an ELMo and a GPT have neither
-              last        the last of these
-              cls         a BERT's [CLS]
-              The mean of no units is 0.
-    batch     sentences at a time
-    stateful  of an ELMo, sentence n continues the hidden state of sentence n - batch, as in the original
+    Args:
+        layers: their numbers: 0 is without context, the last is the layer that heads read, a GPT-2's after the final
+            norm; None: all.
+        pool: "none": a vector for each unit. Else one for the sentence, without the axis of units: "mean" of all units;
+            "mean-words" of all but a BERT's [CLS] and [SEP], which an ELMo and a GPT lack; "last" of the latter units;
+            "cls", a BERT's [CLS]. The mean of no units is 0.
+        batch: sentences at a time.
+        stateful: for an ELMo: sentence n continues the hidden state of sentence n - batch, as in the original.
     """
 
     layers: tuple[int, ...] | None = None

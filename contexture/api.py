@@ -37,7 +37,12 @@ def recipe(name: str, options: Options | None = None) -> Run:
     Example:
         run = contexture.recipe("bert.tiny", {"data.path": "text/", "steps": 1000})
 
-    Raises: ConfigError for a name that no recipe has, and options that do not exist or do not fit.
+    Args:
+        name: the recipe, such as "bert.tiny".
+        options: settings that replace the recipe's, by their dotted names; None: none.
+
+    Raises:
+        ConfigError: when no recipe has this name, or an option does not exist or does not fit.
     """
     base = configs.recipe(name)
     run = with_options(base, options or {})
@@ -58,10 +63,14 @@ def pretrain(run: Run | str, options: Options | None = None) -> Path:
 
     Args:
         run: what `recipe` returns, or the name of a recipe.
-        options: settings that replace those of `run`.
+        options: settings that replace the run's, by their dotted names; None: none.
 
-    Raises: ConfigError, DataError and CheckpointError for settings, text and folders; Diverged for a loss that is not
-    finite or rose; Interrupted on SIGTERM and Ctrl-C, with everything saved.
+    Raises:
+        ConfigError: when settings do not fit together, or do not fit the run that is resumed.
+        DataError: when text or another input cannot be read.
+        CheckpointError: when a checkpoint or the run's folder is damaged or does not fit.
+        Diverged: when the loss is not finite, or rose.
+        Interrupted: on SIGTERM and Ctrl-C, with everything saved.
     """
     base = configs.recipe(run) if isinstance(run, str) else run
     changed = with_options(base, options or {})
@@ -99,12 +108,14 @@ def finetune(
         dev: held-out examples, likewise; {"task.dev_fraction": 0.1} among the options holds out a part of train.
         test: further held-out examples, likewise.
         dir: the new run's folder.
-        options: settings that replace those of the task's recipe.
+        options: settings that replace the task's, by their dotted names; None: none.
         grid: settings that vary: {"optim.peak_lr": [2e-5, 3e-5]}. Every combination is trained, in a folder of its own
             within `dir`, and results.json there has the figures of all and names the best.
-        seeds: how many seeds each setting is trained with; results.json has their mean and standard deviation.
+        seeds: how many seeds each setting is trained with; results.json has their mean and standard deviation. None:
+            one, and without `grid` a single run instead of a grid.
 
-    Raises: as `pretrain`.
+    Raises:
+        ConfigError: as `pretrain`, which names the other errors too.
     """
     given = {name: value for name, value in (("train", train), ("dev", dev), ("test", test)) if not is_empty(value)}
     base = _task_of(Path(source), Path(dir), task, random=bool((options or {}).get("init.random")))
@@ -113,7 +124,7 @@ def finetune(
     common = {**(options or {}), **files, "dir": str(dir)}
     try:
         run = with_options(base, common)
-    except ConfigError as error:  # an option may have a meaning only beside a value of the grid
+    except ConfigError as error:  # an option may need a value that only the grid gives
         try:
             run = with_options(base, {**first_values(grid, names), **common})
         except ConfigError:
@@ -184,25 +195,27 @@ def evaluate(
     """Evaluates a run on held-out examples, each once: {"run", "step", "split", "examples", "metrics", …}.
 
     Args:
-        run: the run's folder. Of a list of folders each is evaluated: {"runs": [{"run", …}, …]}, with "error" in
-            place of the metrics of one that failed after the first was evaluated.
-        dev: of a task: labelled examples to evaluate instead of the run's own; files or rows, as in `finetune`.
-        split: of a task: which of the run's own examples.
-        step: checkpoints: their steps, "best", or "all"; empty: as for `open`. The results of all are kept in
-            checkpoints.jsonl, and evaluated again only where a checkpoint, the data or the batch has changed.
+        run: the run's folder. A list of folders gives {"runs": [{"run", …}, …]}, with "error" in place of the metrics
+            of a run that failed after the first was evaluated.
+        dev: for a task: labelled examples to evaluate instead of the run's own; files or rows, as in `finetune`.
+        split: for a task: which of the run's own examples.
+        step: checkpoints: their steps, "best", or "all"; empty: as for `open`. Results are kept in checkpoints.jsonl,
+            and computed again only if a checkpoint, the data or the batch has changed.
         watch: follow a training that another process does: evaluate each checkpoint as it appears.
         batch: sequences at a time; 0: as in training.
         to: a folder for predictions.jsonl and checkpoints.jsonl; empty: RUN/evaluations.
-        figures: of a task with labels: a folder for confusion matrix, rates of each label, and calibration, as CSV,
-            PNG, SVG and PDF.
+        figures: for a task with labels: a folder for confusion matrix, rates of each label, and calibration, as CSV,
+            PNG, SVG and PDF; empty: none.
         theme: the colours of PNG and PDF.
-        submission: a folder for files of GLUE's or SQuAD's server, which are written instead, of examples without
-            labels: those of `dev`, else GLUE's test sets or the run's questions.
+        submission: a folder for the files that GLUE's or SQuAD's server reads. Instead of metrics it gets predictions
+            of unlabelled examples: the files of `dev`, else GLUE's test sets or the run's questions. Empty: none.
         overwrite: replace the files of an earlier submission in that folder.
-        mesh: of devices; the default: as in training if that fits, else all as copies.
+        mesh: of devices; the default: as in training if that fits, else data parallelism over all devices.
 
-    Raises: ConfigError for a folder that is no run and what does not exist in it, DataError for examples,
-    CheckpointError where no checkpoint is good.
+    Raises:
+        ConfigError: when the folder is no run, or lacks the checkpoint or examples that are asked for.
+        DataError: when examples cannot be read.
+        CheckpointError: when no checkpoint is good.
     """
     return _evaluate(
         run,
@@ -223,7 +236,7 @@ def evaluate(
 def _evaluate(
     run: "Place | Sequence[Place]", dev: "Examples | Place | Sequence[Place]", **options: Any
 ) -> dict[str, Any]:
-    """options: of EvaluationOptions."""
+    """Evaluates one run or several; `options` are the fields of EvaluationOptions apart from `dev`."""
     from contexture.train.evaluation import evaluate
 
     runs = (run,) if isinstance(run, str | Path) else tuple(run)
@@ -245,7 +258,15 @@ def _evaluate(
 def predict(run: Place, texts: Any, *, step: int | Literal["best"] | None = None) -> list[dict[str, Any]]:
     """Predicts texts with a fine-tuned run: [{"id", "prediction", "scores"}, …]. Keep `open(run)` for many calls.
 
-    Raises: as `TrainedModel.predict`.
+    Args:
+        run: the run's folder.
+        texts: one text or several, as in `TrainedModel.predict`.
+        step: the checkpoint, as in `open`.
+
+    Raises:
+        ConfigError: when the folder is no run, lacks the checkpoint, or has no task.
+        CheckpointError: when no checkpoint is good.
+        DataError: when a text does not fit the task.
     """
     return open(run, step).predict([texts] if isinstance(texts, str) else texts)
 
@@ -254,15 +275,18 @@ def predict(run: Place, texts: Any, *, step: int | Literal["best"] | None = None
 def open(run: Place, step: int | Literal["best"] | None = None) -> "TrainedModel":
     """Loads a run, ready for any number of calls.
 
-    step: the checkpoint of that step, or "best": of the best held-out figure (evaluate.metric). None: the best of a run
-    that was trained with evaluate.patience, of any other the newest good one.
-
     Example:
         model = contexture.open("runs/mine")
         vectors = model.embed(["The cat sat.", "It slept."])
 
-    Raises: ConfigError for a folder that is no run or holds no such checkpoint, CheckpointError where no checkpoint is
-    good.
+    Args:
+        run: the run's folder.
+        step: the checkpoint of that step, or "best": of the best held-out figure (evaluate.metric). None: the best if
+            the run was trained with evaluate.patience, else the newest good one.
+
+    Raises:
+        ConfigError: when the folder is no run or holds no such checkpoint.
+        CheckpointError: when no checkpoint is good.
     """
     from contexture.analysis.trained_model import TrainedModel
 
@@ -277,10 +301,16 @@ def load(run: Place, step: int | Literal["best"] | None = None) -> "tuple[Model,
         batch = contexture.data.layouts.text_batch(tokenizer, ["The cat sat.", "It slept."])
         hidden_BLD = model.apply({"params": params}, batch, only=()).encoding.hidden_BLD
 
-    `only` names the heads to run: a head reads fields of its own (masked tokens, targets). On a TPU or a recent GPU
-    set `jax.default_matmul_precision("float32")` for the numbers of float32.
+    `only` names the heads to run: a head reads fields of its own (masked tokens, targets). A TPU or a recent GPU
+    multiplies float32 matrices in lower precision unless `jax.default_matmul_precision("float32")` is set.
 
-    Raises: as `open`.
+    Args:
+        run: the run's folder.
+        step: the checkpoint, as in `open`.
+
+    Raises:
+        ConfigError: when the folder is no run or holds no such checkpoint.
+        CheckpointError: when no checkpoint is good.
     """
     opened = open(run, step)
     return opened.model, opened.params, opened.tokenizer
@@ -298,12 +328,27 @@ def import_model(
     word_splitter: Literal["auto", "spaces", "punctuation"] = "auto",
     labels: Sequence[str] = (),
 ) -> Path:
-    """Writes a published model as a run, and returns its folder; the options are those of `contexture import`.
+    """Writes a published model as a run, and returns its folder.
 
-    path may be the name of a model on the Hugging Face hub, `google-bert/bert-base-uncased`, for the format hf.
+    Args:
+        format: what `path` holds. hf: a BERT, ERNIE 1.0, GPT-1 or GPT-2 of transformers; bert-tf, gpt2-tf, gpt1-npy:
+            the original checkpoints of BERT, GPT-2 and GPT-1; bilm: ELMo as bilm-tf has it; vectors: static word
+            vectors.
+        path: a file or folder; for hf also the name of a model on the Hugging Face hub, such as
+            `google-bert/bert-base-uncased`.
+        to: the new run's folder.
+        vocabulary: a file to use instead of the model's own vocabulary; for bilm the words of a softmax to train.
+        lowercase: for hf, bert-tf and vectors: whether text is lower-cased; None: as the files say, else no if the
+            vocabulary has capitals.
+        gelu: for bert-tf: which GELU the model was trained with; its files do not say.
+        word_splitter: for bilm and vectors: how text is split into words, at spaces alone or around punctuation too;
+            auto: spaces for bilm, punctuation for vectors.
+        labels: for hf and bert-tf: names for the classes of a classifier or a tagger, in order; (): as the files say.
 
-    Raises: ConfigError for an unknown format, DataError for damaged, missing or unknown files, ConnectionError where
-    the Hugging Face hub does not answer.
+    Raises:
+        ConfigError: when the format is unknown.
+        DataError: when files are damaged, missing or unknown.
+        ConnectionError: when the Hugging Face hub does not answer.
     """
     from contexture.interchange.convert import IMPORTERS, import_model
     from contexture.interchange.import_options import ImportOptions
@@ -330,14 +375,21 @@ def export_model(
     pooling: Literal["", "mean", "cls", "max", "lasttoken"] = "",
     overwrite: bool = False,
 ) -> Path:
-    """Writes a run as files that other libraries read, and returns their folder: hf, what transformers loads; peft,
-    adapters and heads alone; bilm, ELMo as bilm-tf has it; stablehlo, a program that jax runs without this library.
+    """Writes a run as files that other libraries read, and returns their folder.
 
-    pooling: of hf: how the vectors of a text's tokens become one in sentence-transformers, which then loads the folder
-    too.
-    overwrite: replace an earlier export in the folder; one with other files is refused.
+    Args:
+        run: the run's folder.
+        format: hf: a model of transformers; peft: only adapters and heads; bilm: ELMo in the form of bilm-tf;
+            stablehlo: a program that jax runs without this library.
+        to: the folder to write.
+        step: the checkpoint, as in `open`.
+        pooling: for hf: how sentence-transformers, which then loads the folder too, combines the vectors of a text's
+            tokens into one; empty: the folder is for transformers alone.
+        overwrite: replace an earlier export in the folder; a folder with other files is refused.
 
-    Raises: ConfigError for a run that the format cannot hold, DataError for such a vocabulary.
+    Raises:
+        ConfigError: when the format is unknown or cannot hold the run.
+        DataError: when the format cannot hold the run's vocabulary.
     """
     from contexture.interchange.convert import EXPORTERS, export_model
     from contexture.interchange.sentence_transformers import POOLINGS

@@ -26,7 +26,7 @@ def files_given(given: Any) -> tuple[str, ...] | None:
 
 
 def files_of(examples: Any, name: str, folder: Path) -> tuple[str, ...]:
-    """Returns the files of examples: those that are given, or the one that has what is in memory."""
+    """Returns the files of examples: the given ones, or the file that examples in memory are written to."""
     files = files_given(examples)
     return (str(_inputs(folder, name)),) if files is None else files
 

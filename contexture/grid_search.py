@@ -20,13 +20,13 @@ _MAY_VARY = (
     *("data.ramp_steps", "task.class_weights", "task.lm_weight", "task.symmetric", "init.step", "init.drop_heads"),
     "init.redraw_layers",
 )
-"""Sections and fields that may differ from run to run: what decides how a model learns, not what it is measured on."""
+"""Sections and fields that may vary: they decide how a model learns, not what it is measured on."""
 _OF_THE_SOURCE = tuple(f"model.{name}" for name in (*SIZES, "vocab", "segments", "length"))
-"""Fields that are those of the run to begin from, whose parameters have these sizes."""
+"""Sizes of the model, which follow from the run to begin from and its parameters."""
 _EXCLUDE = {"epochs": "steps", "steps": "epochs"}
-"""Field → the one that says the same in another way."""
+"""Field → the field that sets the same thing in another way."""
 _CHANGE_THE_LOSS = ("task.class_weights", "task.lm_weight", "head.mix_l2")
-"""Fields that the loss is a function of, so that losses cannot be compared."""
+"""Fields that change the definition of the loss, so that losses of different values cannot be compared."""
 
 
 def make_grid(
@@ -44,8 +44,9 @@ def make_grid(
         given: the options that the user gave for all runs, as fields.
         where: how the user gave the values, for errors.
 
-    Raises: ConfigError for fields that do not exist, have no meaning or may not vary, values that are none, are given
-        twice or do not fit, options given for all runs as well, and seeds below 1.
+    Raises:
+        ConfigError: when a field does not exist, has no meaning, may not vary or is also given for all runs; values are
+            missing, given twice or do not fit; or seeds is below 1.
     """
     if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
         raise ConfigError(f"seeds={seeds} is not at least 1; give the number of runs of each setting: --seeds 5")
@@ -76,9 +77,9 @@ def make_grid(
 
 
 def first_values(values: Any, given: Collection[str]) -> dict[str, Any]:
-    """Returns the first value of each field that varies: what the run's other options have a meaning beside.
+    """Returns the first value of each field that varies; the run's other options may be valid only with such a value.
 
-    Fields in `given`, fields that may not vary, and what holds no values are left out: `make_grid` refuses them.
+    Fields in `given`, fields that may not vary, and fields without values are left out: `make_grid` refuses them.
     """
     names = fields(Run())
     first: dict[str, Any] = {}
@@ -106,8 +107,8 @@ def _check_field(name: str, run: Run, where: str) -> None:
         raise ConfigError(f"{where}: the seed varies by --seeds N, from --seed on; leave it out here")
     if not _may_vary(name):
         raise ConfigError(f"{where}: {option} cannot vary within a grid; give it once for all runs, as --{option}")
-    # The loss of a question is over the places of its windows, whose number and size follow from the length.
-    # So of a text that is read in windows.
+    # A question's loss is a softmax over the positions of its windows, whose number and size follow from the length;
+    # the same holds for any text that is read in windows.
     windows = run.task.kind == "span" or run.task.windows != "off"
     changes_loss = name in _CHANGE_THE_LOSS or (name == "data.length" and windows)
     if changes_loss and run.evaluate.metric == "loss":
@@ -118,7 +119,7 @@ def _check_field(name: str, run: Run, where: str) -> None:
 
 
 def _values(name: str, given: Sequence[Any], usual: object, where: str) -> tuple[Value, ...]:
-    """Returns the values of a field as the configuration holds them. usual: one of the field's kind."""
+    """Returns the values of a field with the type that the configuration holds; `usual` is a value of that type."""
     values: list[Value] = []
     if not isinstance(given, Iterable | int | float):
         raise ConfigError(f"{where} {_option(name)} is {given!r}; give a list of values")

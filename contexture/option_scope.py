@@ -1,4 +1,4 @@
-"""Which options have a meaning for which runs: what help lists, and what is refused. Needs no jax."""
+"""The options that have a meaning for a run: help lists these, and others are refused. Needs no jax."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields as dataclass_fields
@@ -21,7 +21,7 @@ class _Scope(NamedTuple):
 
 
 def _called(has: Callable[[TextFamily], bool]) -> str:
-    """Returns the families of which something is true: "a BERT, a GPT or an ELMo"."""
+    """Returns the families for which `has` is true, in words: "a BERT, a GPT or an ELMo"."""
     *others, last = [family.text.called for family in FAMILIES.values() if has(family.text)]
     return f"{', '.join(others)} or {last}" if others else last
 
@@ -120,7 +120,7 @@ _SCOPES: dict[str, _Scope] = {
 
 
 class _Need(NamedTuple):
-    """Whether an option has an effect beside the others as they stand, and what is said where it has none."""
+    """Whether an option has an effect given a run's other options, and the end of the error's sentence if it has none."""
 
     has_effect: Callable[[Run], bool]
     problem: str
@@ -176,7 +176,7 @@ _NEEDS: dict[str, _Need] = {
     "model.position_std": _Need(lambda run: not run.init.run or run.init.random or run.init.grow, _DRAWN),
     "task.header": _Need(_reads_tables, "for files that are no *.tsv or *.csv; leave it out"),
 }
-"""Options that have an effect only beside some values of others. Help lists them all the same."""
+"""Options that have an effect only with some values of other options. Help lists them all the same."""
 
 
 def scope(name: str, run: Run) -> str:
@@ -200,7 +200,7 @@ def own_options(run: Run) -> list[str]:
 
 
 def other_options(run: Run) -> dict[str, str]:
-    """Returns the options that have none → what they are for: those of other families and kinds of task."""
+    """Returns the options without a meaning for the run → what they are for: other families and kinds of task."""
     models = {f"model.{name}" for family in FAMILIES.values() for name in _model_fields(family.config)}
     others = {_option(name): families_of(name) for name in sorted(models - fields(run).keys())}
     return others | {_option(name): scope(name, run) for name in fields(run) if scope(name, run)}
@@ -217,12 +217,18 @@ def check_scope(names: Collection[str], run: Run, where: str = "") -> None:
 
 
 def check_effects(names: Collection[str], runs: Sequence[Run], recipe: Run) -> None:
-    """Refuses options given (optim.lora_alpha) that have no effect in any of these runs, as their other options stand.
+    """Refuses options (optim.lora_alpha) that have no effect in any of these runs, given the runs' other options.
 
-    An option of the recipe's own value is let pass. A run whose folder exists is not looked at: it goes on with what it
-    has.
+    An option with the recipe's own value is allowed. A run whose folder exists is not checked: it is resumed with the
+    settings that it has.
 
-    Raises: ConfigError.
+    Args:
+        names: the options that the user gave, as fields.
+        runs: one run, or all runs of a grid.
+        recipe: the run without the user's options.
+
+    Raises:
+        ConfigError: when an option has no effect.
     """
     usual = fields(recipe)
     new = [run for run in runs if not (run.dir and (Path(run.dir) / "run.json").exists())]

@@ -13,17 +13,20 @@ from contexture.train.settings.run_file import from_json, to_json
 
 
 def with_options(run: Run, options: Mapping[str, Any], where: str = "", *, whole: bool = False) -> Run:
-    """Returns the run with other settings. Names are those of the command line, with `_` or `-`; a file may be a Path,
-    and one value may stand for a list of one.
+    """Returns the run with other settings.
 
     Args:
+        run: the run.
+        options: values by the names of the command line, with `_` or `-`. A file may be a Path, and a single value may
+            be given in place of a list of one.
         where: the file that they come from, for errors.
-        whole: whether these are all settings of a run, also those that have no meaning for it.
+        whole: whether these are all settings of a run, including settings without a meaning for it.
 
-    Raises: ConfigError for options that do not exist, are of the wrong kind, have no meaning, or do not fit together.
+    Raises:
+        ConfigError: when an option does not exist, is of the wrong kind, has no meaning, or does not fit the others.
     """
     given = {name.replace("-", "_"): value for name, value in options.items()}
-    if not whole:  # a run's own settings keep the recipe's epochs beside the steps that replaced them
+    if not whole:  # a whole run.json may hold epochs as well as the steps that replaced them
         run = without_replaced(run, {name for name, value in given.items() if value})
     usual, tree = fields(run), to_json(run)
     for name, value in given.items():
@@ -52,11 +55,12 @@ def _is_list(value: Any) -> bool:
 
 
 def without_replaced(base: Run, given: Collection[str]) -> Run:
-    """Returns the recipe without settings that the options given replace by an alternative of theirs.
+    """Returns the recipe without the settings that a given option replaces by an alternative.
 
     Steps and epochs exclude each other, and so do warm-up steps and a warm-up fraction; a recipe gives one of each.
 
-    Raises: ConfigError where both of a pair are given.
+    Raises:
+        ConfigError: when both of a pair are given.
     """
     if "epochs" in given:
         if "steps" in given:

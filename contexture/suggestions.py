@@ -89,7 +89,7 @@ def suggest_option(
 
     Args:
         known: the options that the command takes, by their dotted names.
-        elsewhere: those that it does not take → what they are for.
+        elsewhere: the options that it does not take → what they are for.
         flags: options that are switched off as --data.no-lowercase, which is proposed for `--no-data.lowercase`.
     """
     known, elsewhere = list(known), elsewhere or {}
@@ -105,8 +105,8 @@ def suggest_option(
     section, _, last = asked.rpartition(".")
     every = [*known, *(name for name in elsewhere if name not in known)]
     # From the surest to the vaguest: the name itself, another library's name, the same name in another section, a
-    # misspelled one. A name that is misspelled is looked for among all options: `--quantizaton` of an ELMo is none of
-    # its own that happens to look alike.
+    # misspelled one. Misspelled names are sought among all options: `--quantizaton` for an ELMo means the quantization
+    # of other families, not an option of its own that happens to look alike.
     candidates = [name for name in elsewhere if name == asked]
     for names in (known, elsewhere):
         candidates = candidates or [name for name in names if asked in _OTHER_NAMES.get(name, "").split()]

@@ -1,4 +1,4 @@
-"""Tables as files for a paper: LaTeX, CSV or Markdown, by the end of the name. Needs no jax."""
+"""Tables as files for a paper: LaTeX, CSV or Markdown, by the suffix of the name. Needs no jax."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ SUFFIXES = (".tex", ".csv", ".md")
 
 
 class PlusMinus(NamedTuple):
-    """A mean and the deviation around it; None of one value alone."""
+    """A mean and the standard deviation; None for a single value."""
 
     mean: float
     deviation: float | None
@@ -37,7 +37,7 @@ _MARKDOWN = re.compile(r"([\\`*_|<>\[\]])")
 
 
 def check_table(file: Path, *read: str) -> None:
-    """Raises: DataError for a path where no table can be written, and for one of the files that are read."""
+    """Raises: DataError when no table can be written to `file`, or it is one of the files that the command reads."""
     try:
         check_place(file, *read, option="table")
     except ValueError as error:
@@ -49,14 +49,14 @@ def check_table(file: Path, *read: str) -> None:
 
 
 def write_table(file: Path, rows: Sequence[Mapping[str, Cell]]) -> None:
-    """Writes a row for each record, whole or not at all, in place of a file there. Columns have the names of the
-    records' fields; where a record lacks one, its cell is empty in CSV, else a dash.
+    """Writes a row for each record, replacing an existing file whole or not at all.
+
+    Columns have the names of the records' fields. The cell of a field that a record lacks is empty in CSV, else a dash.
+    In *.tex and *.md numbers have four digits, and deviations two.
 
     *.tex  a `tabular` with the rules of the package booktabs; special characters are escaped
     *.md   a table of GitHub's Markdown
     *.csv  numbers in full; a mean and its deviation in two columns
-
-    In the first two, numbers have four digits, and deviations two.
     """
     write = {".tex": _latex, ".csv": _csv}.get(file.suffix, _markdown)
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -69,12 +69,12 @@ def _is_number(cell: Cell) -> bool:
 
 
 def _right(columns: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> list[bool]:
-    """Returns which columns hold numbers alone, which stand at the right."""
+    """Returns which columns are right-aligned: those whose cells are all numbers."""
     return [all(_is_number(row.get(name)) for row in rows) for name in columns]
 
 
 def shown(cell: Cell) -> str:
-    """Returns a cell as people read it, in a line."""
+    """Returns a cell as people read it, on one line."""
     if isinstance(cell, PlusMinus):
         return f"{cell.mean:.4g}" + ("" if cell.deviation is None else f" ± {cell.deviation:.2g}")
     if isinstance(cell, float):
@@ -106,7 +106,7 @@ def _latex_cell(cell: Cell) -> str:
     # Numbers are set as mathematics, for the minus sign.
     text = re.sub(r"(?<!\S)-?\d+(\.\d+)?(e[+-]\d+)?(?!\S)", _latex_number, text) if _is_number(cell) else text
     text = text.replace("$ ± $", r" \pm ").replace("±", r"$\pm$").replace("–", "--")
-    # The end of the row before would take these for arguments of its own.
+    # After `\\`, the end of the row before, LaTeX would read `[…]` and `*` as its arguments.
     return "{}" + text if text.startswith(("[", "*")) else text
 
 

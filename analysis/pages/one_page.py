@@ -1,4 +1,4 @@
-"""Writes one page of HTML that holds its data, styles and scripts: nothing is loaded, and no text acts."""
+"""Writes one page of HTML that holds its data, styles and scripts: it loads nothing, and no text is run as code."""
 
 import base64
 import hashlib
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from contexture.analysis.trained_model import TrainedModel
 
 _LONGEST = 60
-"""Letters of a text that a title shows."""
+"""Characters of a text that a title shows at most."""
 
 
 def run_title(model: "TrainedModel") -> str:
-    """Returns how titles name a run and its checkpoint."""
+    """Returns the name of a run and its checkpoint for titles."""
     return f"{model.folder.resolve().name}, step {model.step}"
 
 
 def text_title(text: str) -> str:
-    """Returns a text as a title has room for it, its end left out."""
+    """Returns a text in quotes, cut to the length of a title."""
     words = " ".join(text.split())
     return f"“{words if len(words) <= _LONGEST else words[: _LONGEST - 1].rstrip() + '…'}”"
 
@@ -47,12 +47,14 @@ def check_folder(to: Path) -> None:
 def write_one_page(
     to: Path, package: str, scripts: Sequence[str], data: Mapping[str, Any], blocks: Mapping[str, str] | None = None
 ) -> int:
-    """Writes a page, whole or not at all, and returns its bytes.
+    """Writes a page, whole or not at all, and returns its size in bytes.
 
-    package  holds a folder `page` with page.css and the scripts, which stand behind the base ones
-    scripts  their names without .js, in their order
-    data     what the scripts read at once, with a title and notes
-    blocks   texts by name, which they read when they need them
+    Args:
+        to: the file, *.html.
+        package: has a folder `page` with page.css and the page's scripts, which run after the base ones.
+        scripts: their names without .js, in order.
+        data: what the scripts read at the start; it has a title and notes.
+        blocks: texts by name, which the scripts read when they need them.
     """
     base, own = (
         importlib.resources.files(name) / folder
@@ -60,10 +62,10 @@ def write_one_page(
     )
     style = base.joinpath("base.css").read_text("utf-8") + own.joinpath("page.css").read_text("utf-8")
     files = [base.joinpath("base.js"), *(own.joinpath(f"{name}.js") for name in scripts)]
-    # A function of its own, so that its names meet none of the browser's.
+    # Wrapped in a function, so that no name of the scripts collides with one of the browser's.
     body = "\n".join(file.read_text("utf-8") for file in files)
     script = f'(() => {{\n"use strict";\n{body}\n}})();\n'
-    # Within a script element only `</script` and `<!--` mean something: no `<` is left of the data.
+    # Within a script element only `</script` and `<!--` have a meaning: every `<` of the data is escaped.
     embedded = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     elements = [f'<script type="text/plain" id="{name}">{text}</script>' for name, text in (blocks or {}).items()]
     page = string.Template(base.joinpath("page.html").read_text("utf-8")).substitute(

@@ -58,17 +58,22 @@ def probe(
 ) -> list[ProbeRow]:
     """Returns a row of figures for each task.
 
-    train, dev, test  sentences with their targets, by task; the training stops early by dev, and is measured on test
-                      where that is given, else on dev
-    folder            for features that are too large for memory; they are removed
-    how               of several seeds a row has the figures of the first and, as `over_seeds`, the mean and the
-                      deviation over all
+    Args:
+        run: the run's folder, or an open one.
+        train: sentences with their targets, by task.
+        dev: likewise; decides when the training stops.
+        test: likewise; probes are measured on it, or on dev if it is missing.
+        folder: for features that are too large for memory; they are removed.
+        step: the checkpoint; None: the run's default.
+        how: how to probe. Of several seeds a row has the figures of the first and, as `over_seeds`, the mean and the
+            deviation over all.
 
-    Raises: DataError for layers that the model lacks, and sets without a target that the model has room for.
+    Raises:
+        DataError: when the model lacks a layer, or a set has no target that fits into the model.
     """
     model = run if isinstance(run, TrainedModel) else TrainedModel(run, step)
     numbers = sorted(set(layer_numbers(how.layers, model.model.config.layers, ("all", "each"))))
-    # The sentences of all tasks and sets, each once, and the words of theirs that stand in a span.
+    # The sentences of all tasks and sets, each once, and which of their words are inside any span.
     origins: dict[tuple[str, ...], str] = {}
     in_spans: dict[tuple[str, ...], np.ndarray] = {}
     for sentence in (each for sets in (train, dev, test or {}) for own in sets.values() for each in own):
@@ -125,7 +130,7 @@ _AVERAGED = (
 
 
 def _over_seeds(probe_once: Callable[[ProbeOptions], ProbeRow], how: ProbeOptions) -> ProbeRow:
-    """Returns the row of the first seed, with the mean and the deviation over all where there are several."""
+    """Returns the row of the first seed, with the mean and the deviation over all seeds if there are several."""
     seeds = how.seeds
     rows = [probe_once(replace(how, seed=how.seed + n, seeds=1)) for n in range(seeds)]
     if seeds == 1:
@@ -161,7 +166,7 @@ def _probe_task(
 
     probes, counts = train_and_measure(sets, layers_PN, "probe")
     f1 = [micro_f1(each) for each in counts]
-    # Of probes of single layers the best one on dev stands for the task; else the mix of all layers does.
+    # The task's main figures come from the mix of all layers, or, if each layer has a probe, from the best one on dev.
     main = len(f1) - 1
     if layers == "each":
         on_dev, _ = measure_probes(probes.params, layers_PN, sets["dev"], features.units_UND, how.batch, cancel)

@@ -16,12 +16,13 @@ from contexture.data.errors import DataError
 class ProbeExamples:
     """Targets of a task, T of them with S spans each (1 or 2).
 
-    spans_TS2   i64: the first unit of each span, and the one behind its last
-    labels_TC   bool: which labels a target has
-    missed_T    i64: how many labels a target has beside, which the training set lacks: no probe can predict them
-    words       the words of each target's spans: the type whose label a control task draws
-    left_out    targets of sentences that are too long for the model
-    unknown     the labels that the training set lacks, and how many targets have each
+    Args:
+        spans_TS2: i64, the first unit of each span, and the one behind its last.
+        labels_TC: bool, which labels of the training set a target has.
+        missed_T: i64, how many further labels a target has that the training set lacks: no probe can predict them.
+        words: the words of each target's spans: the word type for which a control task draws a label.
+        left_out: how many targets are in sentences that are too long for the model.
+        unknown: the labels that the training set lacks, and how many targets have each.
     """
 
     spans_TS2: np.ndarray
@@ -43,8 +44,17 @@ def encode_targets(
     features: SpanFeatures,
     labels: Sequence[str],
 ) -> ProbeExamples:
-    """Returns the targets of sentences as arrays. numbers: the number of each sentence within the features, by its
-    words; labels: those of the training set. Raises: DataError where some targets are pairs and some single spans."""
+    """Returns the targets of sentences as arrays.
+
+    Args:
+        sentences: the sentences with their targets.
+        numbers: the number of each sentence within the features, by its words.
+        features: where the units of spans are.
+        labels: the labels of the training set.
+
+    Raises:
+        DataError: when some targets are pairs and some single spans.
+    """
     place = {label: n for n, label in enumerate(labels)}
     spans: list[list[tuple[int, int]]] = []
     rows: list[list[int]] = []
@@ -80,18 +90,23 @@ def encode_targets(
 
 
 def control_task(examples: ProbeExamples, train_TC: np.ndarray, seed: int) -> ProbeExamples:
-    """Returns the same targets with labels of a control task (Hewitt and Liang 2019, section 2.1): each word type, or
-    pair of types, has the labels of a training target drawn at random, in every sentence and every set.
+    """Returns the same targets with labels of a control task (Hewitt and Liang 2019, section 2.1).
 
-    train_TC: the labels of the training targets, whose distribution is that of the draws. A probe can only know such
-    labels by heart.
+    Each word type, or pair of types, has the labels of a training target drawn at random, the same in every sentence
+    and every set. A probe can only memorise such labels.
+
+    Args:
+        examples: the targets.
+        train_TC: the labels of the training targets, from which labels are drawn.
+        seed: of the draws.
     """
     drawn = [_draw(words, seed) % len(train_TC) for words in examples.words]
     return replace(examples, labels_TC=train_TC[drawn], missed_T=np.zeros_like(examples.missed_T), unknown={})
 
 
 def _draw(words: tuple[tuple[str, ...], ...], seed: int) -> int:
-    """Returns a number that is a function of the seed and the words of the spans alone."""
+    """Returns a number that depends only on the seed and the words of the spans."""
+    # Python's own hash of strings differs from process to process.
     text = "\x1e".join("\x1f".join(span) for span in words)
     digest = hashlib.blake2b(f"{seed}\x1d{text}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
@@ -99,27 +114,37 @@ def _draw(words: tuple[tuple[str, ...], ...], seed: int) -> int:
 
 @dataclass(frozen=True)
 class ProbeBatch:
-    """The features of a batch of targets: f32 BSWND of the W units of each span, padded; bool BSW, which are there;
-    f32 BC; f32 B, 0 where a row only fills up the batch."""
+    """The features of a batch of targets.
+
+    Args:
+        units_BSWND: f32, the W units of each span, padded.
+        inside_BSW: bool, which units are no padding.
+        labels_BC: f32, 1 for the labels of a target.
+        weight_B: f32, 0 for a row that only fills up the batch.
+        numbers: the targets of the rows with a weight.
+    """
 
     units_BSWND: np.ndarray
     inside_BSW: np.ndarray
     labels_BC: np.ndarray
     weight_B: np.ndarray
     numbers: np.ndarray
-    """The targets of the rows with a weight."""
 
 
 def batches(
     examples: ProbeExamples, units_UND: np.ndarray, batch: int, order: np.random.Generator | None = None
 ) -> Iterator[ProbeBatch]:
-    """Yields all targets once; those of a batch have about equally long spans, so that little is padding.
+    """Yields all targets once; a batch holds targets with spans of about the same length, so that little is padding.
 
-    order: draws which targets share a batch, and the order of the batches; None: as they come.
+    Args:
+        examples: the targets.
+        units_UND: the features of all units.
+        batch: targets of a batch.
+        order: draws which targets share a batch, and the order of the batches; None: in the order given.
     """
     longest_T = np.diff(examples.spans_TS2, axis=-1)[..., 0].max(1, initial=1)
     numbers = np.arange(len(longest_T)) if order is None else order.permutation(len(longest_T))
-    # 1, 4, 16, …: each width is a program to compile.
+    # Widths 1, 4, 16, …: each width is a program to compile.
     widths = np.array([4 ** -(-(int(n) - 1).bit_length() // 2) for n in longest_T], np.int64)
     groups = [
         (int(width), own[first : first + batch])

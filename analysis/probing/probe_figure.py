@@ -20,8 +20,17 @@ _MOST_ROWS = 16
 
 
 def draw_probes(rows: Sequence[ProbeRow], folder: Path, theme: Theme = "light") -> list[Path]:
-    """Draws probe.png, probe.svg and probe.pdf of the newest step of each run, and steps.png, … where there are several
-    runs or steps of a task; returns the files. theme: of PNG and PDF; an SVG follows its reader's."""
+    """Draws probe.png, probe.svg and probe.pdf of the newest step of each run, and steps.png, … if a task has several
+    runs or steps.
+
+    Args:
+        rows: the figures of probes.
+        folder: where the files are written.
+        theme: the colours of PNG and PDF; an SVG follows its reader's theme.
+
+    Returns:
+        The files.
+    """
     newest: dict[tuple[str, str, str, str], ProbeRow] = {}
     for row in rows:
         key = row["run"], row["task"], row["probes"], str(row["layers"])
@@ -94,12 +103,12 @@ def _limits(rows: Sequence[ProbeRow], each: bool) -> tuple[float, float]:
 
 
 def _shares(row: ProbeRow) -> list[float]:
-    """Returns what each layer adds, of the gain of all."""
+    """Returns each layer's share of the total gain in F1."""
     return (np.array(row["differentials"]) / sum(row["differentials"])).tolist()
 
 
 def _mark(axes: "Axes", place: float, colour: str, label: str, style: str) -> None:
-    # An expected layer may lie outside where a layer takes away what another has added; the axes keep their limits.
+    # With negative differentials an expected layer may lie outside the layers; the axes keep their limits.
     axes.axvline(place, color=colour, linestyle=style, linewidth=1.6, label=label)
 
 

@@ -19,15 +19,20 @@ _EPS = 1e-5
 
 
 def init_probe(key: jax.Array, layers: int, width: int, spans: int, labels: int) -> ProbeParams:
-    """Returns the parameters of a probe; `layers` counts those of the features, `width` is that of a vector.
+    """Returns the initial parameters of a probe, whose mix gives all layers the same weight.
 
-    All layers have the same weight at first.
+    Args:
+        key: of the random initialisation.
+        layers: the layers of the features, N.
+        width: the width of a feature vector, D.
+        spans: spans of a target, S.
+        labels: how many labels, C.
     """
     project, attend, hidden, out = jax.random.split(key, 4)
     lecun = jax.nn.initializers.lecun_normal
     return {
         "mix": {"weights_N": jnp.zeros(layers), "gamma": jnp.ones(())},
-        # The two spans of a pair have parameters of their own: a head is read otherwise than its dependent.
+        # The two spans of a pair have separate parameters: they play different roles, as a head and its dependent.
         "project": {
             "kernel_SDX": lecun(batch_axis=0)(project, (spans, width, PROJECTED)),
             "bias_SX": jnp.zeros((spans, PROJECTED)),
@@ -44,7 +49,7 @@ def init_probe(key: jax.Array, layers: int, width: int, spans: int, labels: int)
 
 
 def mix_weights(weights_N: jax.Array, layers_N: jax.Array) -> jax.Array:
-    """softmax over the layers that a probe reads (bool N), 0 for the others: f32 N."""
+    """softmax over the layers that a probe reads (layers_N, bool), 0 for the others: f32 N."""
     return jax.nn.softmax(jnp.where(layers_N, weights_N, -jnp.inf))
 
 
@@ -67,7 +72,7 @@ def probe_logits(params: ProbeParams, layers_N: jax.Array, units_BSWND: jax.Arra
     bias_1S1X = project["bias_SX"][None, :, None]
     units_BSWX = jnp.einsum("BSWD,SDX->BSWX", mixed_BSWD, project["kernel_SDX"]) + bias_1S1X
     spans_BSX = pool_spans(params["attend"]["kernel_SX"], units_BSWX, inside_BSW)
-    # The spans' vectors side by side, through a layer of tanh that is normalised.
+    # The spans' vectors concatenated, then a layer of tanh with layer normalisation.
     hidden_BY = jnp.tanh(jnp.einsum("BSX,SXY->BY", spans_BSX, hidden["kernel_SXY"]) + hidden["bias_Y"][None])
     mean_B1, variance_B1 = hidden_BY.mean(-1, keepdims=True), hidden_BY.var(-1, keepdims=True)
     hidden_BY = (hidden_BY - mean_B1) * jax.lax.rsqrt(variance_B1 + _EPS)

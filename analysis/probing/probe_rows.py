@@ -1,4 +1,4 @@
-"""The figures of probes, and the file that keeps those of several calls: DIR/probe.json. Needs no jax."""
+"""The figures of probes, and the file that keeps the figures of several calls: DIR/probe.json. Needs no jax."""
 
 import json
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ ProbeRow: TypeAlias = dict[str, Any]
 
 split              the set of all F1 below: test where one was given, else dev
 targets            how many of each set were read; left_out: those in sentences longer than the model takes
-labels             how many the training set has; unknown_labels: those of other sets that it lacks, which count as
+labels             how many the training set has; unknown_labels: labels of other sets that it lacks, which count as
                    not predicted
 layers             the layers that were read, 0 for the embeddings
 probes             cumulative, each or mix: which probes were trained
 f1                 micro F1 of the mix of these layers; with `each`, of the layer that is best on dev
-majority_f1        that of always giving the most frequent label
+majority_f1        the baseline: always giving the most frequent label
 weights            of the layers in the mix; gamma: its factor
 centre_of_gravity  the mean layer by these weights; divergence: from equal weights, in bits
 cumulative_f1      of mixes of the layers up to each one; lexical_f1 is the first, of the embeddings alone
@@ -35,7 +35,7 @@ seeds              of several: how many; all above are figures of the first one.
 
 
 def read_rows(folder: Path) -> list[ProbeRow]:
-    """Returns the rows that a folder holds; none where it has no file of them. Raises: DataError for another file."""
+    """Returns the rows that a folder holds; none if it has no such file. A file of another form is a DataError."""
     path = folder / FILE
     if not path.exists():
         return []
@@ -49,8 +49,10 @@ def read_rows(folder: Path) -> list[ProbeRow]:
 
 
 def write_rows(folder: Path, new: Sequence[ProbeRow]) -> list[ProbeRow]:
-    """Adds rows to those that a folder holds, and returns all. A row takes the place of an older one of the same run,
-    step, task, layers and kind of probes."""
+    """Adds rows to a folder's file, and returns all of its rows.
+
+    A row replaces an older one of the same run, step, task, layers and kind of probes.
+    """
     keys = {_key(row) for row in new}
     rows = [row for row in read_rows(folder) if _key(row) not in keys] + list(new)
     with atomic_file(folder / FILE) as part:

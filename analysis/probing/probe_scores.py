@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Counts(NamedTuple):
-    """Labels over all targets: predicted rightly, predicted wrongly, and not predicted."""
+    """Counts of labels over all targets: true positives, false positives, false negatives."""
 
     right: int
     wrong: int
@@ -26,7 +26,7 @@ def precision_and_recall(counts: Counts) -> tuple[float, float]:
 
 
 def centre_of_gravity(weights_N: Sequence[float], layers: Sequence[int] | None = None) -> float:
-    """Σ_n n · weight_n, weights that sum to 1; layer 0 is that of the embeddings (equation 2)."""
+    """Σ_n n · weight_n, weights that sum to 1; layer 0 holds the embeddings (equation 2)."""
     return float(np.dot(np.arange(len(weights_N)) if layers is None else np.asarray(layers), weights_N))
 
 

@@ -1,4 +1,4 @@
-"""What a frozen model computes of sentences, all layers of it, computed once; and where spans of words stand in it."""
+"""The vectors of all layers of a frozen model for sentences, computed once, and the positions of spans in them."""
 
 import contextlib
 import shutil
@@ -22,21 +22,22 @@ IN_MEMORY = 1 << 31
 
 @dataclass(frozen=True)
 class SpanFeatures:
-    """The vectors of all words that stand in a span, one sentence below the other.
+    """The vectors of all words that are inside a span, all sentences concatenated.
 
-    units_UND  f32: of each unit (a token, or an ELMo's word) the vector of each layer
-    starts     of each sentence, the unit at which each word begins; None for a sentence that was left out
-    ends       the unit behind each word's last
+    Args:
+        units_UND: f32, the vector of each unit (a token, or an ELMo's word) at each layer.
+        starts: of each sentence, the unit at which each word begins; None for a sentence that was left out.
+        ends: likewise, the unit behind each word's last.
+        longest: the units of the longest sentence.
     """
 
     units_UND: np.ndarray
     starts: Sequence[np.ndarray | None]
     ends: Sequence[np.ndarray | None]
     longest: int
-    """The units of the longest sentence."""
 
     def units_of(self, sentence: int, first: int, behind: int) -> tuple[int, int] | None:
-        """Returns the units of a span of words, all pieces of all of its words; None where its sentence is left out."""
+        """Returns (first, behind the last) unit of a span of words; None if its sentence was left out."""
         starts, ends = self.starts[sentence], self.ends[sentence]
         if starts is None or ends is None:
             return None
@@ -54,15 +55,20 @@ def computed_features(
     in_memory: int = IN_MEMORY,
     cancel: CancelToken = NEVER,
 ) -> Iterator[SpanFeatures]:
-    """The features of sentences while this lasts; above `in_memory` bytes in a file in `folder`, which is removed.
-
-    sentences: the origin of each, file:line, by its words. in_spans: bool, which of its words stand in a span; the
-    others' vectors are not kept.
+    """Gives the features of sentences within the block.
 
     Sentences are read alone, sorted by length, by one compiled program for each length. One with more tokens than the
     model takes is left out.
 
-    Raises: DataError for a word that the vocabulary cannot spell, CheckpointError for a disk without room.
+    Args:
+        model: the frozen model.
+        sentences: the origin of each, file:line, by its words.
+        in_spans: bool, which words of each are inside a span; the others' vectors are not kept.
+        folder: for a temporary file of features that take more than `in_memory` bytes.
+
+    Raises:
+        DataError: when the vocabulary cannot spell a word.
+        CheckpointError: when the disk has too little room.
     """
     split_words = model.run.text.word_splitter(model.tokenizer, model.run.model.length)
     split: list[SplitWords | None] = []
@@ -71,7 +77,7 @@ def computed_features(
             split.append(split_words(words, origin))
         except TooLongError:
             split.append(None)
-    # Where the kept units of a sentence stand in it, and where its words begin among all kept units.
+    # The positions of a sentence's kept units within it, and of its words among all kept units.
     kept: list[tuple[SplitWords, np.ndarray]] = []
     starts, ends = list[np.ndarray | None](), list[np.ndarray | None]()
     count = 0
@@ -112,6 +118,6 @@ def _array(shape: tuple[int, ...], folder: Path, in_memory: int) -> Iterator[np.
             f"{folder}: {size / 1e9:,.1f} GB are to be stored of what the model computes, and {free / 1e9:,.1f} GB are "
             "free; make room, or give fewer sentences"
         )
-    # A file without a name, which ends with the process however that ends.
+    # A file without a name: the system frees it when the process ends, even if it is killed.
     with tempfile.TemporaryFile(dir=folder) as file:
         yield np.memmap(file, np.float32, "w+", shape=shape)

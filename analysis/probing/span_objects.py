@@ -20,8 +20,12 @@ _FORM = '{"text": "…", "targets": [{"span1": [0, 1], "label": "…"}]}'
 
 
 def read_objects(path: Path) -> Iterator[Sentence]:
-    """Yields the sentences of a file. Raises: DataError with file:line for a line that is not of this form, a span
-    outside its sentence or without a word, and pairs in a file of single spans."""
+    """Yields the sentences of a file.
+
+    Raises:
+        DataError: with file:line, when a line is not of this form, a span is empty or outside its sentence, or some
+            targets are pairs and some single spans.
+    """
     pairs: bool | None = None
     for number, line in lines(path):
         if not line.strip():

@@ -1,4 +1,4 @@
-"""A labelled span, or pair of spans, and the sentence that it is in."""
+"""A labelled span, or pair of spans, and the sentence that contains it."""
 
 from dataclasses import dataclass
 from typing import TypeAlias

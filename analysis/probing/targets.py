@@ -32,7 +32,16 @@ _GAP = ("Text", "Pronoun", "Pronoun-offset", "A", "A-offset", "A-coref", "B", "B
 
 @dataclass(frozen=True)
 class _Columns:
-    """Where a format has what, from 0; predicates and arguments: the columns of UniversalPropositions."""
+    """The columns of a format, from 0.
+
+    Args:
+        word: the word.
+        pos: its part of speech.
+        head: the number of its head.
+        relation: its relation to the head.
+        predicate: UniversalPropositions' predicate; the columns behind it hold the roles, one for each predicate.
+        fewest: columns that a line has at least.
+    """
 
     word: int
     pos: int
@@ -49,7 +58,7 @@ _Words: TypeAlias = list[tuple[int, list[str]]]
 
 
 def check_task(task: str, files: Sequence[Path]) -> None:
-    """Raises: DataError for a task that no reader knows, and files that hold no such targets, before any is read."""
+    """Raises: DataError for an unknown task, or a file whose suffix the task is not read from; reads no file."""
     for path in files:
         suffix = inner_suffix(path)
         if suffix == ".jsonl":
@@ -67,7 +76,8 @@ def check_task(task: str, files: Sequence[Path]) -> None:
 def read_sentences(path: Path, task: str) -> list[Sentence]:
     """Returns the sentences of a file that hold targets of a task.
 
-    Raises: DataError with file:line for what is not as it should be, and for a file without targets.
+    Raises:
+        DataError: with file:line, when a line is malformed; when the file holds no targets.
     """
     check_task(task, [path])
     check_content(path)
@@ -211,7 +221,7 @@ def _columns(path: Path) -> _Columns | None:
 
 
 def _sentences(path: Path) -> Iterator[_Words]:
-    """Yields the words of each sentence; those of one have the same number of columns."""
+    """Yields the words of each sentence; all words of a sentence have the same number of columns."""
     at = _columns(path)
     words: _Words = []
     for number, cells in word_lines(path, at is not None):
@@ -243,7 +253,7 @@ def _sentence(path: Path, words: _Words, targets: Sequence[Target], place: int) 
 
 @dataclass(frozen=True)
 class ProbingTask:
-    """How the targets of a task are read, and from files of which suffixes."""
+    """How the targets of a task are read, and the suffixes of its files."""
 
     read: Callable[[Path], Iterator[Sentence]]
     suffixes: tuple[str, ...]

@@ -26,10 +26,11 @@ from contexture.data.cancel import NEVER, CancelToken
 class TrainedProbes:
     """P probes at their best epoch.
 
-    params    their parameters, each with a leading P
-    layers_PN which layers of the features each reads
-    epochs_P  the epoch, from 1, whose parameters these are; 0: those of the start
-    trained   how many epochs were computed
+    Args:
+        params: their parameters, each with a leading axis P.
+        layers_PN: bool, which layers of the features each probe reads.
+        epochs_P: the epoch, from 1, whose parameters these are; 0: the initial ones.
+        trained: how many epochs were computed.
     """
 
     params: ProbeParams
@@ -50,7 +51,7 @@ class TrainedProbes:
 
 
 def layers_of(which: Sequence[Sequence[int]], layers: int) -> np.ndarray:
-    """Returns bool PN, where probe p reads layer n: `[[0], [0, 1]]` → `[[1, 0], [1, 1]]`."""
+    """Returns bool PN, true where probe p reads layer n: `[[0], [0, 1]]` → `[[1, 0], [1, 1]]`."""
     layers_PN = np.zeros((len(which), layers), bool)
     for probe, own in enumerate(which):
         layers_PN[probe, list(own)] = True
@@ -65,11 +66,19 @@ def train_probes(
     how: ProbeOptions,
     cancel: CancelToken = NEVER,
 ) -> TrainedProbes:
-    """Trains a probe for each row of `layers_PN`: Adam at a constant rate, stopped early by the held-out F1. Each
-    starts from the same random parameters, and is what it would be if it were trained alone.
+    """Trains a probe for each row of `layers_PN`: Adam at a constant rate, stopped early by the held-out F1.
 
-    Differs: the paper's rate is 1e-4, and halved when the held-out score stands still, its batches hold 32 sentences,
-    and gradients are clipped (2019a, appendix); here the rate is constant, and the training ends.
+    Each starts from the same random parameters, and ends with the parameters it would have if it were trained alone.
+
+    Differs: the paper's rate is 1e-4, and halved when the held-out score no longer improves, its batches hold 32
+    sentences, and gradients are clipped (2019a, appendix); here the rate is constant, and the training stops.
+
+    Args:
+        train: the training targets.
+        dev: the held-out targets.
+        units_UND: the features of all units.
+        layers_PN: bool, which layers each probe reads.
+        how: epochs, patience, rate, batch and seed.
     """
     _, layers, width = units_UND.shape
     count = len(layers_PN)
@@ -77,7 +86,7 @@ def train_probes(
     rate, read_PN = jnp.float32(how.lr), jnp.asarray(layers_PN)
     order = np.random.default_rng(how.seed)
     best = params
-    # The F1 decides; while it is 0, the loss: in the first epochs it may be that no label is above 1/2.
+    # The F1 decides; while it is 0, the loss does: in the first epochs no label's probability may be above 1/2.
     best_P = np.full((count, 2), -np.inf)
     epochs_P, waited_P = np.zeros(count, np.int64), np.zeros(count, np.int64)
     epoch = 0
@@ -93,7 +102,7 @@ def train_probes(
         best_P[better_P] = scores_P[better_P]
         best = _chosen(jnp.asarray(better_P), params, best)
         epochs_P[better_P] = epoch
-        # A probe that is done stays so, also while others go on.
+        # A probe that ran out of patience stays finished while others go on: `better_P` is false for it above.
         waited_P = np.where(better_P, 0, waited_P + 1)
     return TrainedProbes(best, layers_PN, epochs_P, epoch)
 
@@ -106,8 +115,10 @@ def measure_probes(
     batch: int,
     cancel: CancelToken = NEVER,
 ) -> tuple[list[Counts], np.ndarray]:
-    """Returns what each of P probes predicts right and wrong of the examples, and its mean loss, f64 P. A label is
-    predicted where its sigmoid is above 1/2."""
+    """Returns each probe's counts of right and wrong labels, and its mean loss, f64 P.
+
+    A label is predicted if its sigmoid is above 1/2.
+    """
     count, read_PN = len(layers_PN), jnp.asarray(layers_PN)
     totals_P4, targets = np.zeros((count, 4)), 0
     for each in batches(examples, units_UND, batch):
@@ -163,7 +174,7 @@ def _step(
     def loss(params: ProbeParams) -> jax.Array:
         logits_PBC = _logits_of_all(params, layers_PN, units_BSWND, inside_BSW)
         losses_PB = jax.vmap(binary_cross_entropy, in_axes=(0, None))(logits_PBC, labels_BC)
-        # The probes share nothing, so that the gradient of their sum is that of each.
+        # The probes share no parameters, so the gradient of the sum of their losses holds each one's own gradient.
         return (losses_PB * weight_B[None]).sum() / weight_B.sum()
 
     updates, moments = optax.adam(rate).update(jax.grad(loss)(params), moments)

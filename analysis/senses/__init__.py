@@ -1,1 +1,1 @@
-"""The vectors of one word in its contexts: how they part by sense, layer by layer."""
+"""The vectors of one word in its contexts: how well each layer separates its senses."""

@@ -1,4 +1,4 @@
-"""Groups of a word's vectors where its senses are not given: k-means, the number of groups by silhouette."""
+"""Groups of a word's vectors if its senses are not given: k-means, the number of groups by silhouette."""
 
 import warnings
 from typing import Any
@@ -7,19 +7,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 SAME = 1e-9
-"""Vectors whose cosines are all above 1 less this are the same but for rounding."""
+"""Vectors whose cosines are all above 1 - SAME differ only by rounding."""
 MOST = 10
 """The most clusters that are tried."""
 
 
 def are_same(unit_ND: NDArray[np.float64]) -> bool:
-    """Returns whether all vectors have one direction, but for rounding: such a layer knows no context."""
+    """Returns whether all vectors have one direction, up to rounding: such a layer knows no context."""
     return bool((unit_ND @ unit_ND[0]).min() > 1 - SAME)
 
 
 def silhouette(unit_ND: NDArray[np.float64], groups_N: NDArray[np.integer]) -> float | None:
-    """Returns the mean silhouette of groups by cosine (Rousseeuw 1987); 0 where all vectors are the same, None where
-    it is not defined: for one group, and for groups of one vector each."""
+    """Returns the mean silhouette of groups by cosine (Rousseeuw 1987); 0 if all vectors are the same.
+
+    It is None where it is undefined: for one group, and for groups of one vector each.
+    """
     from sklearn.metrics import silhouette_score
 
     if not 2 <= len(np.unique(groups_N)) < len(groups_N):
@@ -28,10 +30,14 @@ def silhouette(unit_ND: NDArray[np.float64], groups_N: NDArray[np.integer]) -> f
 
 
 def cluster(unit_ND: NDArray[np.float64], clusters: int = 0, seed: int = 0) -> NDArray[np.int64]:
-    """Returns the cluster of each vector, numbered from 1 in the order in which they come first.
+    """Returns the cluster of each vector, numbered from 1 in the order of first occurrence.
 
-    clusters: how many; 0: from 2 to MOST the number whose silhouette is the largest. Vectors that are all the same are
-    one cluster, and so are two.
+    Vectors that are all the same are one cluster, and so are two vectors.
+
+    Args:
+        unit_ND: the vectors, of length 1.
+        clusters: how many; 0: the number from 2 to MOST with the largest silhouette.
+        seed: of k-means.
     """
     count = len(unit_ND)
     if are_same(unit_ND) or (not clusters and count < 3):
@@ -39,7 +45,7 @@ def cluster(unit_ND: NDArray[np.float64], clusters: int = 0, seed: int = 0) -> N
     if clusters:
         return _ordered(_k_means(unit_ND, clusters, seed))
     tried = [_k_means(unit_ND, number, seed) for number in range(2, min(MOST, count - 1) + 1)]
-    # Fewer clusters come out where vectors are the same: the first of equal silhouettes is the smallest number.
+    # Equal vectors give fewer clusters than asked for; among equal silhouettes `max` takes the smallest number.
     return _ordered(max(tried, key=lambda groups_N: _rank(silhouette(unit_ND, groups_N))))
 
 

@@ -29,10 +29,16 @@ def layer_vectors(
 ) -> tuple[NDArray[np.float32], list[bool]]:
     """Returns (f32 [occurrences, layers, D], which occurrences these are): a word's vector is the mean of its pieces.
 
-    Each sentence is computed once. One with more tokens than the model takes is left out. The first layer is the words'
-    own, without context.
+    Each sentence is computed once. One with more tokens than the model takes is left out. The first layer is without
+    context.
 
-    Raises: DataError for a word that the vocabulary cannot spell.
+    Args:
+        occurrences: words in their sentences.
+        batch: sentences at a time.
+        trained: warns of sentences longer than the training sequences.
+
+    Raises:
+        DataError: when the vocabulary cannot spell a word.
     """
     split_words = text_family(model.config).word_splitter(tokenizer, model.config.length)
     # By identity: sentences may be equal, and each occurrence holds its own.

@@ -27,7 +27,13 @@ SAMPLED_WORDS = 1000
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence of the input. sense: that of the word in it, None where senses are not given; origin: "file:line"."""
+    """A sentence of the input.
+
+    Args:
+        text: the sentence.
+        sense: the sense of the word in it; None if senses are not given.
+        origin: "file:line", for errors.
+    """
 
     text: str
     sense: str | None
@@ -36,7 +42,7 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Occurrence:
-    """A word of a sentence: words[place]. spaced: which words have white space before them."""
+    """The word `words[place]` of a sentence; `spaced` says which words have white space before them."""
 
     sentence: Sentence
     words: Sequence[str]
@@ -46,12 +52,12 @@ class Occurrence:
 
 @dataclass
 class Sample(Generic[T]):
-    """At most `size` of any number of items, each as likely as any other (Vitter's algorithm R), in their order."""
+    """A uniform random sample of at most `size` items, kept in their order (Vitter's algorithm R)."""
 
     size: int
     seed: int
     count: int = 0
-    """The items that were offered."""
+    """How many items were offered."""
     _kept: list[tuple[int, T]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -89,12 +95,16 @@ def check_files(files: Sequence[str], text: str, sense: str) -> None:
 def read_sentences(
     files: Iterable[str], text: str = "", sense: str = "", header: Literal["auto", "yes", "no"] = "auto"
 ) -> Iterator[Sentence]:
-    """Yields the sentences of files: of a table the rows, of another file the lines that are not empty.
+    """Yields the sentences of files: the rows of a table, the non-empty lines of any other file.
 
-    text, sense: the columns, by name or by position from 1; empty: those with usual names. A table without a column of
-    senses gives sentences without them.
+    Args:
+        files: the files.
+        text: the column of sentences, by name or by position from 1; empty: the one with a usual name.
+        sense: the column of senses, likewise; a table without one gives sentences without senses.
+        header: whether tables begin with the names of their columns.
 
-    Raises: DataError with file:line for a row that cannot be read, a column that is missing, and an empty sense.
+    Raises:
+        DataError: with file:line, when a row cannot be read, a column is missing, or a sense is empty.
     """
     for file in files:
         if inner_suffix(file) in _TABLES or Path(file).is_dir():
@@ -121,8 +131,11 @@ def _rows(file: str, text: str, sense: str, header: Literal["auto", "yes", "no"]
 
 
 def given_sentences(texts: Sequence[object], senses: Sequence[object] | None) -> list[Sentence]:
-    """Returns sentences that are given in Python. Raises: DataError for what is no text, and senses of another
-    number."""
+    """Returns sentences that are given in Python.
+
+    Raises:
+        DataError: when something is no text, or there are more or fewer senses than texts.
+    """
     if senses is not None and len(senses) != len(texts):
         raise DataError(f"{len(texts):,} texts and {len(senses):,} senses; give each text one")
     sentences: list[Sentence] = []
@@ -134,8 +147,10 @@ def given_sentences(texts: Sequence[object], senses: Sequence[object] | None) ->
 
 
 def sentence_words(tokenizer: Any) -> Callable[[str], tuple[Sequence[str], Sequence[bool]]]:
-    """Returns the function text → (its words, which of them have white space before them): as an ELMo's vocabulary
-    splits text, else with punctuation off."""
+    """Returns the function text → (its words, which of them have white space before them).
+
+    An ELMo's vocabulary splits text by its own rule; for other models punctuation marks are words of their own.
+    """
     if isinstance(tokenizer, Words | StaticWords):
 
         def own(text: str) -> tuple[Sequence[str], Sequence[bool]]:
@@ -163,9 +178,10 @@ def check_word(word: str, tokenizer: Tokenizer) -> None:
 class WordOccurrences:
     """Where a word occurs in sentences.
 
-    occurrences  at most so many as were asked for, a uniform sample of all
-    count        of all
-    others       a uniform sample of all words, for the baseline of a layer
+    Args:
+        occurrences: a uniform sample of all occurrences, at most as many as were asked for.
+        count: how many occurrences there are.
+        others: a uniform sample of all words, for the baseline of a layer.
     """
 
     occurrences: list[Occurrence]
@@ -183,9 +199,19 @@ def collect(
     baseline: bool = False,
     seed: int = 0,
 ) -> WordOccurrences:
-    """Returns where a word occurs, in memory that does not grow with the sentences. baseline: sample other words too.
+    """Returns where a word occurs, in memory that does not grow with the number of sentences.
 
-    Raises: DataError for what is not one word, and one that never occurs, or only once.
+    Args:
+        sentences: read once.
+        word: one word, as the run splits text.
+        tokenizer: the run's.
+        ignore_case: take the word in upper and lower case.
+        max_occurrences: the most occurrences to keep.
+        baseline: whether to sample words of all kinds too.
+        seed: of both samples.
+
+    Raises:
+        DataError: when `word` is not one word, or occurs less than twice.
     """
     check_word(word, tokenizer)
     split = sentence_words(tokenizer)

@@ -37,10 +37,15 @@ def draw_senses(
     theme: Theme = "light",
     static: StaticSimilarities | None = None,
 ) -> None:
-    """Draws *.png, *.svg or *.pdf.
+    """Draws a panel of points for each layer.
 
-    title: above all panels. layers: the panels by the numbers of their layers; None: all. static: the figures of the
-    word's static vector, which has a panel before them.
+    Args:
+        senses: the occurrences and their vectors.
+        to: *.png, *.svg or *.pdf.
+        title: above all panels.
+        layers: the numbers of the layers to draw; None: all.
+        projection: how vectors become points, with the seed of t-SNE.
+        static: the figures of the word's static vector, which has the first panel; None: no such panel.
     """
     points_LN2, _ = project(unit_length(senses["vectors"].astype(np.float64)), projection, seed)
     groups, names = groups_of(senses)

@@ -30,13 +30,15 @@ _BASELINE = " The baseline is that of two different words: what a layer's figure
 
 
 def layer_name(layer: int) -> str:
-    """Returns how a layer is called: the first has no context."""
+    """Returns the name of a layer: layer 0 holds words without context."""
     return f"layer {layer}" if layer else "words (0)"
 
 
 def groups_of(senses: WordSenses) -> tuple[NDArray[np.int64], list[str] | None]:
-    """Returns (the group of each occurrence from 0, i64 [layers, n] or [1, n] where it is the same in all, the names of
-    senses)."""
+    """Returns (the group of each occurrence from 0, i64; the names of senses, or None for clusters).
+
+    Clusters differ from layer to layer, [layers, n]; senses are the same in all, [1, n].
+    """
     if senses["senses"] is None:
         assert senses["clusters"] is not None
         return senses["clusters"] - 1, None
@@ -53,8 +55,16 @@ def write_senses_page(
     seed: int = 0,
     static: StaticSimilarities | None = None,
 ) -> int:
-    """Writes the page and returns its bytes. static: the figures of the word's static vector, shown before the
-    layers."""
+    """Writes the page and returns its size in bytes.
+
+    Args:
+        to: the file, *.html.
+        title: the page's title.
+        senses: the occurrences and their vectors.
+        projection: how vectors become points.
+        seed: of t-SNE.
+        static: the figures of the word's static vector, shown before the layers; None: none is shown.
+    """
     unit_NLD = unit_length(senses["vectors"].astype(np.float64))
     points_LN2, shares_L2 = project(unit_NLD, projection, seed)
     groups, names = groups_of(senses)
@@ -91,8 +101,7 @@ def write_senses_page(
 
 
 def _static_layer(static: StaticSimilarities, count: int, group: int) -> dict[str, Any]:
-    """Returns the static vector as a layer of the page. All points are one, and of its neighbours the first are as near
-    as any."""
+    """Returns the static vector as a layer of the page: all occurrences are one point, and equally near neighbours."""
     near = [[(m, 1.0) for m in range(count) if m != n][:_NEAREST] for n in range(count)]
     note = f"The vector of {static['word']!r} in {Path(static['file']).name} is the same in every sentence."
     return {
@@ -106,7 +115,7 @@ def _static_layer(static: StaticSimilarities, count: int, group: int) -> dict[st
 
 
 def _marked(text: str, split: list[str], place: int) -> dict[str, str]:
-    """Returns a sentence in three parts: what stands before the word, the word, what stands behind it."""
+    """Returns a sentence in three parts: the text before the word, the word, the text after it."""
     start = 0
     for word in split[:place]:
         start = text.index(word, start) + len(word)

@@ -1,5 +1,4 @@
-"""The static vector of a word beside its contextual ones: the same in every sentence, so that it tells no senses
-apart."""
+"""The static vector of a word, as a baseline: it is the same in every sentence and cannot tell senses apart."""
 
 from pathlib import Path
 
@@ -14,16 +13,17 @@ from contexture.data.word_vectors import read_word_vectors
 
 
 class StaticSimilarities(Similarities):
-    """The figures of a static vector. file: where it stands; word: how it is written there."""
+    """The figures of a static vector, with the file that holds it and the spelling of the word there."""
 
     file: str
     word: str
 
 
 def static_vector(file: Path, word: str, cancel: CancelToken = NEVER) -> tuple[str, np.ndarray]:
-    """Returns (the word as the file has it, its vector): as it is given, else in lower case.
+    """Returns (the word as the file has it, its vector); a word that the file lacks is sought in lower case.
 
-    Raises: DataError for a file that is missing or damaged, and one that lacks the word.
+    Raises:
+        DataError: when the file is missing or damaged, or lacks the word.
     """
     check_plain(file)
     if not file.is_file():

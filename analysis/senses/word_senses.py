@@ -1,4 +1,4 @@
-"""How the vectors of one word part by its senses, layer by layer."""
+"""How well the vectors of one word separate its senses, layer by layer."""
 
 from collections.abc import Iterable
 from typing import NotRequired, TypedDict
@@ -20,12 +20,13 @@ from contexture.train.run.trained_length import ANY_LENGTH, LengthWatch
 
 
 class Similarities(TypedDict):
-    """Mean cosines of the vectors of one word at a layer; None where there are no two vectors for it.
+    """Mean cosines of the vectors of one word at a layer; None if there is no such pair of vectors.
 
-    self_similarity  of two occurrences (Ethayarajh 2019, section 3.2)
-    within           of two occurrences of one sense, or of one cluster
-    between          of two occurrences of different senses, or clusters
-    silhouette       how much nearer an occurrence is to its own sense than to the nearest other one, from -1 to 1
+    Attributes:
+        self_similarity: of two occurrences (Ethayarajh 2019, section 3.2).
+        within: of two occurrences of one sense, or of one cluster.
+        between: of two occurrences of different senses, or clusters.
+        silhouette: how much nearer an occurrence is to its own sense than to the nearest other one, from -1 to 1.
     """
 
     self_similarity: float | None
@@ -35,10 +36,13 @@ class Similarities(TypedDict):
 
 
 class LayerSimilarities(Similarities):
-    """Those of a layer. layer: 0 is the words' own; clusters: how many, where senses are not given.
+    """Similarities at one layer.
 
-    baseline: the mean cosine of two different words of the sentences; adjusted figures are those above it, which
-    corrects for the narrow cone that the vectors of a layer lie in (Ethayarajh 2019, section 3.3).
+    Attributes:
+        layer: its number; 0 is without context.
+        clusters: how many, if senses are not given.
+        baseline: the mean cosine of two different words of the sentences. Adjusted figures are the figures minus the
+            baseline, which corrects for the narrow cone that a layer's vectors lie in (Ethayarajh 2019, section 3.3).
     """
 
     layer: int
@@ -52,16 +56,18 @@ class LayerSimilarities(Similarities):
 class WordSenses(TypedDict):
     """The occurrences of a word, n of them, and their vectors at each layer.
 
-    word      as it was given
-    words     as it stands in each sentence
-    texts     the sentence of each occurrence
-    split     the words of that sentence, and `places`: which of them is the occurrence
-    senses    that of each occurrence; None where they are not given
-    clusters  i64 [layers, n], from 1, where senses are not given, else None
-    vectors   f32 [n, layers, D], the words' own layer first
-    layers    the figures of each layer
-    count     all occurrences, of which `texts` are a sample where there are many
-    left_out  occurrences in sentences with more tokens than the model takes
+    Attributes:
+        word: as it was given.
+        words: its spelling in each sentence.
+        texts: the sentence of each occurrence.
+        split: the words of that sentence.
+        places: which of these words is the occurrence.
+        senses: the sense of each occurrence; None if they are not given.
+        clusters: i64 [layers, n], from 1, if senses are not given, else None.
+        vectors: f32 [n, layers, D], the layer without context first.
+        layers: the figures of each layer.
+        count: how many occurrences the sentences have; `texts` is a sample if there are too many.
+        left_out: occurrences in sentences with more tokens than the model takes.
     """
 
     word: str
@@ -88,13 +94,10 @@ def word_senses(
     cancel: CancelToken = NEVER,
     trained: LengthWatch = ANY_LENGTH,
 ) -> WordSenses:
-    """Computes the vectors of a word in its sentences, and how they part by sense, or, without senses, by cluster.
+    """Computes the vectors of a word in its sentences, and how well they separate its senses, or clusters.
 
-    Similarities are adjusted by the mean cosine of different words, of a sample of 1,000 occurrences. trained: warns of
-    sentences longer than those of training.
-
-    Raises: DataError for a word that never occurs, or only once, senses that only some occurrences have, and clusters
-    that do not fit.
+    Raises:
+        DataError: when the word occurs less than twice, only some occurrences have a sense, or clusters do not fit.
     """
     clusters, seed = how.clusters, how.seed
     given = collect(
@@ -111,7 +114,7 @@ def word_senses(
         raise DataError(f"clusters={clusters} is for sentences without senses; leave it out")
 
     def vectors_of(them: list[Occurrence]) -> tuple[NDArray[np.float32], list[Occurrence]]:
-        """Returns the vectors of those that the model has room for, and these."""
+        """Returns the vectors of the occurrences that fit into the model, and these occurrences."""
         vectors_NLD, kept = layer_vectors(
             model, params, tokenizer, them, batch=how.batch, cancel=cancel, trained=trained
         )
@@ -158,7 +161,7 @@ def _parted(
     seed: int,
     baselines: list[float] | None,
 ) -> _Parted:
-    """Returns the senses, or clusters, of occurrences, and how their vectors part by them."""
+    """Returns the senses or clusters of occurrences, and how well the vectors of each layer separate them."""
     unit_NLD, senses = unit_length(vectors_NLD.astype(np.float64)), _senses(occurrences)
     layers = range(unit_NLD.shape[1])
     if senses is None:
@@ -219,7 +222,7 @@ def _above(value: float | None, baseline: float) -> float | None:
 
 
 def _baselines(vectors_NLD: NDArray[np.float32], words: list[str]) -> list[float]:
-    """Returns the mean cosine of two different words at each layer. Raises: DataError for one word alone."""
+    """Returns the mean cosine of two different words at each layer; a single word is a DataError."""
     types_N = np.unique(words, return_inverse=True)[1]
     means: list[float] = []
     for layer in range(vectors_NLD.shape[1]):

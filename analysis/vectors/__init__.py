@@ -1,1 +1,1 @@
-"""Files of vectors, with the words or tokens that they are of."""
+"""Files of vectors, with the words or tokens that they belong to."""

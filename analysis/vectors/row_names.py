@@ -1,4 +1,4 @@
-"""Which word or token each vector of a line is of."""
+"""Names of a line's vectors: the word or token that each belongs to."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,17 +13,18 @@ from contexture.models.model import Model
 from contexture.train.families import text_family
 
 _LONGEST = 256
-"""Characters of a name. A longer one loses its end: in a *.npz all names of a line take the room of the longest."""
+"""Characters of a name at most: in a *.npz all names of a line take the room of the longest. Longer ones are cut."""
 
 
 class NamedLine(NamedTuple):
     """A line as a model reads it, and the names of the vectors that are kept of it.
 
-    units      what the model reads
-    own        how many words or tokens are the line's own, without [CLS] and [SEP]
-    truncated  words whose last bytes are not read, or tokens beyond the model's length
-    names      the name of each vector; () for sentences
-    vectors    the units' vectors, […, units, D] → those that are kept, […, names, D]
+    Args:
+        units: what the model reads.
+        own: how many words or tokens are the line's own, without [CLS] and [SEP].
+        truncated: how many words lose their last bytes, or how many tokens are beyond the model's length.
+        names: the name of each kept vector; () for sentences.
+        vectors: the units' vectors, […, units, D] → the kept ones, […, names, D].
     """
 
     units: Units
@@ -36,8 +37,8 @@ class NamedLine(NamedTuple):
 def line_reader(model: Model, tokenizer: Tokenizer, of: str) -> Callable[[str, str], NamedLine]:
     """Returns the function that splits a line, given with its origin, for vectors of sentences, words or tokens.
 
-    Words stand between spaces, and a word of several pieces has their mean. The function raises DataError for half a
-    character, and of words for a line that is longer than the model takes.
+    Words are separated by white space, and a word of several pieces has the mean of their vectors. The function raises
+    DataError for half a character (a lone surrogate), and for vectors of words if the line is longer than the model.
     """
     text, length = text_family(model.config), model.config.length
     if of == "words":

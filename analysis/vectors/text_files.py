@@ -1,4 +1,4 @@
-"""Vectors as text: rows with tabs between, and word2vec's text format."""
+"""Vectors as text: tab-separated rows, and word2vec's text format."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -24,15 +24,16 @@ class WriteText(Protocol):
 
 
 def _numbers(row: np.ndarray, separator: str) -> str:
-    """Returns numbers in as many digits as float32 needs to come back to the bit."""
+    """Returns numbers in 9 digits, which restore a float32 bit for bit."""
     return separator.join(["%.9g"] * len(row)) % tuple(row.tolist())
 
 
 @contextmanager
 def tsv_writer(file: Path, of: str, layers: str) -> Iterator[WriteText]:
-    """Writes a first line of names, then a row for each vector: `line`, from 0; `text`, `word` or `token`; `layer`
-    where there are several; and the numbers, whose columns are 0 to D - 1. Nothing is quoted: a tab or a line end
-    within a name becomes a space.
+    """Gives the function that writes a line's vectors to a *.tsv, a row for each vector.
+
+    The first row names the columns: `line`, from 0; `text`, `word` or `token`; `layer` if there are several; and 0 to
+    D - 1 for the numbers. Nothing is quoted: a tab or a line end within a name becomes a space.
     """
     several = layers == "all" or "," in layers
     with open(file, "w", encoding="utf-8", newline="\n") as opened:
@@ -60,10 +61,10 @@ def tsv_writer(file: Path, of: str, layers: str) -> Iterator[WriteText]:
 
 @contextmanager
 def word2vec_writer(file: Path) -> Iterator[WriteText]:
-    """Writes word2vec's text format: a line `count D`, then a line `name x x x …` for each vector. A word that occurs
-    several times has several lines.
+    """Gives the function that writes word2vec's text format: a line `count D`, then a line `name x x x …` per vector.
 
-    Raises: DataError for a name with white space, or without a character, which the format has no form for.
+    A word that occurs several times has several lines. The function raises DataError for a name that is empty or has
+    white space, which the format cannot hold.
     """
     with open(file, "wb") as opened:
         lines, written, width = count(), 0, 0
@@ -87,5 +88,5 @@ def word2vec_writer(file: Path) -> Iterator[WriteText]:
 
 
 def _write_header(opened: IO[bytes], written: int, width: int) -> None:
-    # Readers split the line at white space, so that blanks may fill it up.
+    # Readers split the line at white space, so blanks may pad it: the final numbers overwrite it in place.
     opened.write(f"{written} {width}".ljust(_HEADER - 1).encode() + b"\n")

@@ -1,5 +1,7 @@
-"""Files of vectors: of words and tokens an array for each line, of sentences one matrix. Each is written as the vectors
-come, in constant memory, and comes into being whole or not at all."""
+"""Files of vectors: an array per line for words and tokens, one matrix for sentences.
+
+A file is written while the vectors are computed, in constant memory, and appears complete or not at all.
+"""
 
 import json
 import math
@@ -22,9 +24,12 @@ BY_LINE, MATRIX, TEXT = (".hdf5", ".h5", ".npz"), (".npy", ".parquet", ".safeten
 
 
 class Write(Protocol):
-    """Takes the next line: its text, its vectors, and of words or tokens their names, one for each vector.
+    """Writes the next line.
 
-    The vectors are [layers, units, D] or [units, D] by line, [D] or [layers, D] of sentences.
+    Args:
+        text: the line.
+        array: its vectors, [layers, units, D] or [units, D]; for sentences [D] or [layers, D].
+        names: the words or tokens of the vectors; () for sentences.
     """
 
     def __call__(self, text: str, array: np.ndarray, names: Sequence[str] = (), /) -> None: ...
@@ -35,15 +40,25 @@ _TENSOR = "vectors"
 _HEADER = 256
 """Bytes kept free at the start of a *.safetensors for its header, which names the number of lines."""
 _ROWS = 1024
-"""Rows of a *.parquet that are written together."""
+"""Rows of a *.parquet in one row group."""
 
 
 def resolve(file: Path, layers: str, pool: str, of: str = "auto", *, overwrite: bool = False) -> tuple[str, Pool, Of]:
-    """Returns (layers, pool, of) for a file, where `auto` is what its kind holds: in a matrix and a *.tsv the mean of
-    the words in the last layer, in a *.txt the words in the last layer, else the tokens in every layer.
+    """Returns (layers, pool, of) for a file, with defaults in place of `auto`.
 
-    Raises: DataError for another kind of file, one that exists, a folder that does not, and vectors that the kind does
-    not hold.
+    Defaults are, for a matrix and a *.tsv, the mean of the words in the last layer; for a *.txt the words in the last
+    layer; else the tokens in every layer.
+
+    Args:
+        file: the file to write; its suffix says its kind.
+        layers: "auto", or layers as in `layer_numbers`.
+        pool: "auto", "none", or a pooling of sentences.
+        of: "auto", "sentences", "words" or "tokens".
+        overwrite: replace an existing file.
+
+    Raises:
+        DataError: when the suffix is unknown, the file exists or its folder does not, or this kind of file cannot hold
+            such vectors.
     """
     _check_free(file, overwrite)
     suffix = file.suffix
@@ -83,7 +98,7 @@ def _check_free(file: Path, overwrite: bool) -> None:
 
 @contextmanager
 def vectors_file(file: Path, of: Of, layers: str) -> Iterator[Write]:
-    """Opens a file of vectors, of a kind by its name. `resolve` checks name and options.
+    """Opens a file of vectors, whose suffix says its kind. `resolve` checks name and options.
 
     *.hdf5         a dataset for each line, by its number from 0: the original ELMo's layout. Its attribute `words` or
                    `tokens` has the name of each row
@@ -137,8 +152,10 @@ def _npz(file: Path, of: Of) -> Iterator[Write]:
 
 @contextmanager
 def _matrix(file: Path, write_header: Callable[[IO[bytes], tuple[int, ...]], None]) -> Iterator[Write]:
-    """Writes rows behind a header. The header is written twice, since the last row decides its shape; it must be of the
-    same length both times."""
+    """Writes rows behind a header.
+
+    The header is written twice, since the shape is known only after the last row; both must have the same length.
+    """
     with open(file, "wb") as opened:
         shape: tuple[int, ...] = (0, 0)
         write_header(opened, shape)

@@ -62,8 +62,8 @@ class Run:
         if not self.text.is_causal and (self.task.lm_weight or self.task.symmetric):
             name = "lm-weight" if self.task.lm_weight else "symmetric"
             raise ValueError(
-                f"task.{name} is for GPT and other causal models, and this one is of the family {self.family}; leave it "
-                "out"
+                f"task.{name} is for GPT and other causal models, and this one is of the family {self.family}; "
+                "leave it out"
             )
         self._check_head()
         self._check_redrawn()
