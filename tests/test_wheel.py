@@ -11,6 +11,7 @@ import pytest
 
 import contexture
 from tests.conftest import ROOT, TINY
+from tests.mutants.origin import PACKAGES
 
 pytestmark = pytest.mark.long
 THEIRS = "raise SystemExit('the user\\'s own module was imported')\n"
@@ -28,7 +29,7 @@ print(Predictor("task")(["The queen sees the sea."])[0]["prediction"])
 def wheel(tmp_path_factory) -> Path:
     """Built from the files that a source distribution holds."""
     source, to = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    names = ("contexture", "models", "train", "data", "configs", "analysis", "pyproject.toml", "README.md", "LICENSE")
+    names = (*PACKAGES, "pyproject.toml", "README.md", "LICENSE")
     subprocess.run(["cp", "-r", *(str(ROOT / name) for name in names), str(source)], check=True)
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(to)]
     subprocess.run([*build, str(source)], check=True)
@@ -74,7 +75,7 @@ def test_a_type_checker_sees_the_annotations(python: Path, tmp_path: Path):
     assert "Unknown" not in done.stdout and "-> TrainedModel" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["models", "train", "data", "configs", "analysis"])
+@pytest.mark.parametrize("name", PACKAGES[1:])
 def test_no_other_name_can_be_imported(python: Path, tmp_path: Path, name: str):
     done = subprocess.run([python, "-c", f"import {name}"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1 and f"No module named '{name}'" in done.stderr
@@ -86,7 +87,7 @@ def test_it_trains_and_predicts_beside_a_users_own_modules(
     for name in ("data", "models"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(THEIRS)
-    for name in ("train.py", "configs.py", "analysis.py"):
+    for name in ("train.py", "configs.py", "analysis.py", "interchange.py"):
         (tmp_path / name).write_text(THEIRS)
     env = {**environment(1), "PYTHONPATH": str(tmp_path)}
 
