@@ -184,7 +184,7 @@ def _metric_cells(rows: Sequence[ComparedMetric]) -> list[dict[str, str]]:
 
 def _differences(names: Sequence[str], runs: Sequence[Run]) -> list[dict[str, str]]:
     flat = [{"model.family": run.family, **fields(run)} for run in runs]
-    for each in flat:  # a run has one length: what the other option says has no effect
+    for each in flat:  # steps and epochs both set a run's length: the one without effect is no difference
         del each["epochs" if each["steps"] else "steps"]
     rows = []
     for setting in dict.fromkeys(name for each in flat for name in each if name != "dir"):
@@ -202,12 +202,14 @@ def _short_names(folders: Sequence[Path]) -> list[str]:
     """Returns the runs' names without the folders that all of them share: runs/a, runs/b → a, b."""
     parts = [folder.resolve().parts for folder in folders]
     shared = 0
+    # At least the last part of each path stays.
     while all(len(each) > shared + 1 for each in parts) and len({each[shared] for each in parts}) == 1:
         shared += 1
     return ["/".join(each[shared:]) for each in parts]
 
 
 def _figures(run: str, curves: Curves) -> ComparedRun:
+    # The loss of a single step is noisy: the last hundredth of the steps is averaged below.
     train, held = curves.of("train", "loss"), curves.of("dev", "loss")
     best = held[held[:, 1].argmin()] if len(held) else None
     return {
@@ -253,6 +255,7 @@ def _draw(curves: Sequence[_Drawn], theme: Theme, lines: Sequence[str] = ()) -> 
                 _plot_held_out(each_axes, each.metrics[metric], _style(number, theme), each.name)
         each_axes.set_ylabel(metric)
         add_title(each_axes, f"{metric} of the held-out examples: {BETTER[metric]} is better", theme)
+    # All axes get one range of steps, so that they can be compared by eye.
     limits = np.array([each_axes.get_xlim() for each_axes in axes])
     for each_axes in axes:
         each_axes.set(xlabel="step", xlim=(limits[:, 0].min(), limits[:, 1].max()))
@@ -304,6 +307,7 @@ def _page(names: Sequence[str], curves: Sequence[_Drawn], result: Comparison) ->
     title = "Comparison of " + ", ".join(names)
     settings = [list(row.values()) for row in result["differences"]]
     drawing = svg_text(_draw(curves, "light"))
+    # Without the XML declaration, which has no place within HTML.
     drawing = drawing[drawing.index("<svg") :]
     return (
         f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'

@@ -21,6 +21,7 @@ def mean_cosines(unit_ND: NDArray[np.float64], groups_N: NDArray[np.integer]) ->
     """
     whole, pairs = _sum_of_pairs(unit_ND)
     within, within_pairs = 0.0, 0
+    # Pairs between groups are all pairs without the pairs within one.
     for group in np.unique(groups_N):
         total, count = _sum_of_pairs(unit_ND[groups_N == group])
         within, within_pairs = within + total, within_pairs + count

@@ -104,14 +104,18 @@ def embed(
     numbers = tuple(range(config.layers + 1)) if how.layers is None else how.layers
     # An ELMo that was trained with a carried state reads each sentence alone here, unless `stateful` asks for it.
     config = replace(config, stateful=how.stateful) if config.is_recurrent else config
+    # The backbone alone: heads are neither compiled nor passed to the device.
     backbone, what = {"backbone": params["backbone"]}, (numbers, how.pool)
+    # The numbers that a unit's result takes in memory, which bound the window that is sorted by length.
     width = len(numbers) * config.width
+    # A stateful ELMo keeps the order: row n of a batch continues row n of the batch before.
     in_order = ((group, [(list(range(len(group))), 0)]) for group in chunks(sentences, batch))
     by_length = sorted_batches(sentences, batch, lambda units: width * (len(units) if how.pool == "none" else 1))
     carry: Params = {}
     rows = 0
     for window, plan in in_order if how.stateful else by_length:
         trained.check(max(map(len, window)))
+        # Results replace their sentences in place, so that they come out in the order of the input.
         vectors = list[np.ndarray](window)  # pyright: ignore[reportArgumentType]  # each is replaced
         before: tuple[list[int], jax.Array] | None = None
         for places, length in plan:

@@ -130,6 +130,7 @@ def _make_room(texts: Sequence[_Continuation], tokens: int, limit: int, truncate
     Raises:
         DataError: when a prompt leaves too little room.
     """
+    # At least 1: a prompt that fills the model is an error below, which names both numbers.
     tokens = tokens or max(min(64, limit - max(len(text.prompt) for text in texts)), 1)
     for number, text in enumerate(texts):
         if truncate:
@@ -183,6 +184,7 @@ def _bursts(
 ) -> Iterator[jax.Array]:
     """Yields the sampled tokens of a batch, i32 [texts, 1] and then [texts, BURST], each when it is enqueued."""
     longest = max(len(text.prompt) for _, text in group)
+    # Padded to a bucket: a program is compiled for each length.
     length = bucket(longest, config.length)
     tokens_BL = np.zeros((len(group), length), np.int32)
     mask_BL = np.zeros((len(group), length), np.int32)
@@ -211,6 +213,7 @@ def _read_bursts(
     for burst in _one_ahead(bursts):
         cancel.check()
         for (number, text), ids in zip(group, jax.device_get(burst).tolist(), strict=True):
+            # A text that has ended still fills its row of the batch.
             if text.stopped:
                 continue
             _append_ids(text, ids, tokenizer, ending)
@@ -233,6 +236,7 @@ def _one_ahead(bursts: Iterator[jax.Array]) -> Iterator[jax.Array]:
 
 def _append_ids(text: _Continuation, ids: list[int], tokenizer: Tokenizer, ending: _Ending) -> None:
     """Adds ids to a text, up to where it ends."""
+    # A burst may run past the end of a text: the rest is dropped.
     ids = ids[: ending.tokens - len(text.ids)]
     if tokenizer.end in ids:
         ids, text.stopped = ids[: ids.index(tokenizer.end)], "end"

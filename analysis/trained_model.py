@@ -164,6 +164,7 @@ class TrainedModel:
             return arrays[0]
         if of != "sentences":
             return arrays
+        # np.stack takes no empty list.
         return np.stack(arrays) if arrays else np.zeros((0, self.model.config.width), np.float32)
 
     def _embed(self, sentences: Sequence[Units], how: EmbedOptions) -> list[np.ndarray]:
@@ -307,13 +308,21 @@ class TrainedModel:
         stop: str | Sequence[str] = (),
         seed: int = 0,
     ) -> Iterator[str]:
-        """Continues a prompt with a GPT, and yields the new text in parts while it is generated.
-
-        The options are as in `generate`, and so are the errors, which are raised at the call, not at the first part.
+        """Continues a prompt with a GPT, and yields the new text in parts. Raises as `generate`, at the call.
 
         Example:
             for part in model.stream("Once upon a time"):
                 print(part, end="", flush=True)
+
+        Args:
+            prompt: the text to continue.
+            tokens: the most tokens to generate; 0: 64, or as many as the model has room for.
+            temperature: 0: always the most probable token (greedy); 1: the model's own probabilities.
+            top_k: sample from the k most probable tokens; 0: from all.
+            top_p: sample from the most probable tokens that together reach this probability; 1: from all.
+            top_p_exclusive: leave out the token with which top_p is reached, as GPT-2's code does.
+            stop: a text or several: the generated text ends before the first of them.
+            seed: of the random numbers; the same seed gives the same text.
         """
         how = options_of(
             GenerateOptions,

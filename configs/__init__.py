@@ -17,7 +17,7 @@ _NO_RECIPES = (*_TASKS, "task_settings", "finetuning", "own_recipes")
 
 
 def recipes() -> dict[str, Recipe]:
-    """Returns every pretraining recipe: {"bert.tiny": <function>, …}, smallest first as they stand in their files."""
+    """Returns every pretraining recipe: {"bert.tiny": <function>, …}, in the order of their files, smallest first."""
     modules = (module.name for module in pkgutil.iter_modules(__path__) if module.name not in _NO_RECIPES)
     return {f"{module}.{name}": function for module in modules for name, function in _functions(module).items()}
 
@@ -30,7 +30,8 @@ def task_recipes() -> dict[str, Recipe]:
 def recipe(name: str) -> Run:
     """Returns the run of a pretraining recipe, or of a function in a user's own file: my_recipes.py:big.
 
-    Raises: ConfigError for a name that none has, and a function that returns no run.
+    Raises:
+        ConfigError: when there is no such recipe, or the function returns no run.
     """
     if is_own(name):
         return own_recipe(name)
@@ -38,7 +39,7 @@ def recipe(name: str) -> Run:
 
 
 def task(name: str) -> Run:
-    """Returns the run of a fine-tuning recipe. Raises: ConfigError for a name that none has."""
+    """Returns the run of a fine-tuning recipe; an unknown name is a ConfigError."""
     return _find(name, task_recipes(), "task")
 
 
@@ -65,11 +66,11 @@ _OTHER_NAMES = {
     "gpt2_xl": "gpt.gpt2_1558m",
     "bert.base_multilingual_cased": "bert.multilingual",
 }  # fmt: skip
-"""What others call kinds of task and recipes → their names here."""
+"""Other libraries' names of kinds of task and of recipes → their names here."""
 
 
 def _usual_name(name: str) -> str:
-    """Returns the name here of a task or a recipe of another library: bert-base-uncased → bert.base."""
+    """Returns our name of a task or a recipe of another library: bert-base-uncased → bert.base."""
     name = re.sub(r"^(bert|gpt|elmo)_", r"\1.", name.lower().replace("-", "_"))
     return _OTHER_NAMES.get(name, name.removesuffix("_uncased"))
 

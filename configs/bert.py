@@ -23,7 +23,8 @@ def _small(layers: int, hidden: int, heads: int, peak_lr: float = 1e-3) -> Run:
 
 
 def _full(vocab: int, lowercase: bool = True, layers: int = 12, hidden: int = 768, heads: int = 12) -> Run:
-    """Of the paper's first phase."""
+    """Returns the paper's first phase."""
+    # The schedule runs over all 1M steps: the second phase starts from the checkpoint of step 900,000.
     return Run(
         model=BertConfig(
             vocab=vocab,
@@ -41,8 +42,8 @@ def _full(vocab: int, lowercase: bool = True, layers: int = 12, hidden: int = 76
 
 
 def _second(first: Run) -> Run:
-    """The second phase: the last tenth of the steps, at length 512. The learning rate falls from 1e-5 to 0, as one that
-    falls from 1e-4 to 0 over both phases does there.
+    """Returns the second phase: the last tenth of the steps, at length 512. The learning rate falls from 1e-5 to 0, as
+    it would at the end of a schedule from 1e-4 to 0 over both phases.
 
     Differs: Adam's moments start from zero, with a warm-up of 1,000 steps.
     """

@@ -18,10 +18,15 @@ from contexture.train.settings.sections import InitConfig, OptimConfig, rate_at_
 def finetune_run(source: Run, folder: str, name: str, *, task_vocabulary: int = 0, random: bool = False) -> Run:
     """Returns the run that fine-tunes `source`, which lies in `folder`, on the task or kind of task `name`.
 
-    task_vocabulary  of a GPT, the size of its vocabulary with the tokens that separate a task's texts
-    random           whether the model is initialised randomly, as a baseline
+    Args:
+        source: the run to begin from.
+        folder: its folder.
+        name: a task of the recipes, or a kind of task.
+        task_vocabulary: for a GPT: the size of its vocabulary with the tokens that separate a task's texts.
+        random: whether the model is initialised randomly, as a baseline.
 
-    Raises: ConfigError for an unknown task.
+    Raises:
+        ConfigError: when the task is unknown.
     """
     base = task(name)
     begin = _Beginning(
@@ -38,7 +43,7 @@ def finetune_run(source: Run, folder: str, name: str, *, task_vocabulary: int = 
 
 @dataclass(frozen=True, kw_only=True)
 class _Beginning:
-    """What a fine-tuning takes from the run that it begins from."""
+    """The settings that a fine-tuning takes from the run that it begins from."""
 
     model: ModelConfig
     data: DataConfig
@@ -56,9 +61,10 @@ heads, or of a whole model, the weights hardly leave their start in the steps th
 def load_source_run(source: Path, folder: Path) -> tuple[Run, Path]:
     """Returns the run that a training in `folder` is initialised from, and its folder.
 
-    Where that folder is gone, the training itself takes its place: one that has a checkpoint resumes without it.
+    If that folder is gone, the training itself takes its place: once it has a checkpoint it resumes without the source.
 
-    Raises: ConfigError for a folder that is no run, and one that is the training's own.
+    Raises:
+        ConfigError: when the folder is no run, or the training's own.
     """
     from contexture.train.settings.run_file import read  # imports more than a setting needs
 
@@ -73,9 +79,10 @@ def load_source_run(source: Path, folder: Path) -> tuple[Run, Path]:
 
 
 def task_run(source: Run, place: Path, folder: str, name: str, *, random: bool = False) -> Run:
-    """Returns the run that fine-tunes `source`, as `finetune_run` does. place: where its tokenizer lies now."""
+    """Returns the run that fine-tunes `source`, as `finetune_run` does. place: the folder with its tokenizer."""
     from contexture.data.tokenizers.registry import load_tokenizer
 
+    # The tokens that separate texts are counted by the tokenizer: it may have some of them already.
     vocabulary = 0
     if source.text.task_tokens:
         vocabulary = source.text.with_task_tokens(load_tokenizer(place / "tokenizer")).size
@@ -83,11 +90,11 @@ def task_run(source: Run, place: Path, folder: str, name: str, *, random: bool =
 
 
 SIZES = ("layers", "hidden", "heads", "ffn", "biases", "char_width", "filters", "highway", "cells", "projection")
-"""What gives a model's parameters their shapes, but for tables, which may grow."""
+"""Fields that decide the shapes of a model's parameters, except for tables, which may grow."""
 
 
 def check_same_sizes(run: Run, source: Run) -> None:
-    """Raises: ConfigError where a run that takes the parameters of another has a model of other sizes."""
+    """Raises: ConfigError when a run takes the parameters of another, and its model has other sizes."""
     for name in SIZES:
         mine, others = (getattr(each.model, name, None) for each in (run, source))
         if mine != others and not run.init.random:
@@ -98,9 +105,10 @@ def check_same_sizes(run: Run, source: Run) -> None:
 
 
 def pretrain_further(source: Run, base: Run, folder: str) -> Run:
-    """Returns a recipe with the model of another run, in `folder`, and the way that run splits text into words.
+    """Returns a recipe with the model of another run, in `folder`, and that run's way of splitting text into words.
 
-    Raises: ConfigError for a run of another family.
+    Raises:
+        ConfigError: when the run is of another family.
     """
     if source.family != base.family:
         raise ConfigError(
@@ -113,7 +121,7 @@ def pretrain_further(source: Run, base: Run, folder: str) -> Run:
 
 
 def _inherited(model: ModelConfig) -> ModelConfig:
-    """Returns the model of another run, with its attention left to the devices here: those may have had another."""
+    """Returns the model of another run; its attention kernel is chosen anew, since its devices may have been others."""
     return dataclasses.replace(model, attention="auto") if isinstance(model, TransformerConfig) else model
 
 
@@ -128,7 +136,7 @@ def _data_like(source: Run, base: Run) -> DataConfig:
 
 
 def _as_bert(base: Run, begin: _Beginning) -> Run:
-    """Returns a fine-tuning as BERT has it: as the task's recipe says, at a rate for the model's width."""
+    """Returns a fine-tuning as in BERT's paper: as the task's recipe says, at a rate for the model's width."""
     run = dataclasses.replace(base, model=begin.model, data=begin.data, head=begin.head, init=begin.init)
     return _at_width(run)
 
@@ -148,6 +156,7 @@ def _as_gpt(base: Run, begin: _Beginning) -> Run:
     optim = OptimConfig(
         name="gpt1", schedule="gpt1", peak_lr=6.25e-5, warmup=0, warmup_fraction=0.002, eps=1e-8, weight_decay=0.01
     )
+    # A padded table may have room for the new tokens already.
     vocab = max(begin.model.vocab, begin.task_vocabulary)
     run = dataclasses.replace(
         base,
@@ -165,7 +174,7 @@ def _as_elmo(base: Run, begin: _Beginning) -> Run:
     """Returns a fine-tuning that follows common ELMo practice (Peters et al. 2018).
 
     The biLM is frozen and without dropout, a scalar mix of its layers goes into a biLSTM of the task's own, trained by
-    Adam at 1e-3. A head that mixes already stays as it is. A biLM that has learned nothing is trained too.
+    Adam at 1e-3. A head that mixes layers already is kept. A randomly initialised biLM is trained too.
     """
     return dataclasses.replace(
         base,
@@ -181,17 +190,17 @@ def _as_elmo(base: Run, begin: _Beginning) -> Run:
 _ADAM_OF_WORDS = OptimConfig(
     name="adamw", schedule="linear", peak_lr=1e-3, warmup=0, final_lr=0.1, eps=1e-8, weight_decay=0.0, clip=5.0
 )
-"""Adam at 1e-3, as heads with a biLSTM of their own are trained."""
+"""Adam at 1e-3, for heads with a biLSTM of their own."""
 
 
 def _head_of_words(begin: _Beginning) -> HeadConfig:
-    """Returns the head that was there, if it mixes layers already; else a mix and a biLSTM of the task's own."""
+    """Returns the existing head if it mixes layers; else a mix and a biLSTM of the task's own."""
     return HeadConfig(mix=FAMILIES[begin.model.family].mix, cells=128) if begin.head.mix == "off" else begin.head
 
 
 def _as_vectors(base: Run, begin: _Beginning) -> Run:
-    """Returns a fine-tuning of static vectors: as that of an ELMo, so that the two are compared on the same head, but
-    the vectors are trained with it."""
+    """Returns a fine-tuning of static vectors: like an ELMo's, so that both are compared on the same head, but the
+    vectors are trained with it."""
     return dataclasses.replace(
         base,
         model=begin.model,
@@ -209,4 +218,4 @@ _PRACTICE: dict[str, Callable[[Run, _Beginning], Run]] = {
     "elmo": _as_elmo,
     "vectors": _as_vectors,
 }
-"""How each family is fine-tuned: (the task's recipe, what is taken from the pretrained run) → the run."""
+"""How each family is fine-tuned: (the task's recipe, settings from the pretrained run) → the run."""

@@ -127,7 +127,7 @@ def gpt2_124m() -> Run:
 
     contexture pretrain gpt.gpt2_124m --dir runs/gpt2 --data.path FOLDER --data.tokenizer VOCABULARY --mesh.fsdp 8
 
-    Radford et al. 2019: batches of 512 × 1024; rates and decay are those of later reproductions. Expect: a loss of
+    Radford et al. 2019: batches of 512 × 1024; rates and decay as in later reproductions. Expect: a loss of
     2.85 on OpenWebText after 600,000 steps (nanoGPT's README). Not yet run here.
     """
     return _two(12, 768, 12, 6e-4)
@@ -164,7 +164,7 @@ def gpt2_1558m() -> Run:
 
 
 def _three(layers: int, hidden: int, heads: int, batch_tokens: float, peak_lr: float) -> Run:
-    """batch_tokens: in millions, as the paper's table 2.1 gives it."""
+    """batch_tokens: tokens of a batch in millions, as the paper's table 2.1 gives them."""
     batch = round(batch_tokens * 1e6 / 2048 / 64) * 64  # of 64 chips each has as many
     tokens = batch * 2048
     return Run(
@@ -186,6 +186,7 @@ def _three(layers: int, hidden: int, heads: int, batch_tokens: float, peak_lr: f
             schedule="cosine",
             peak_lr=peak_lr,
             final_lr=0.1,
+            # The paper counts tokens (appendix B); a run counts steps.
             warmup=round(375e6 / tokens),
             decay_steps=round(260e9 / tokens),
             b2=0.95,

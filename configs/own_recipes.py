@@ -15,15 +15,18 @@ def is_own(name: str) -> bool:
 
 
 def own_recipe(name: str) -> Run:
-    """Returns what a function without parameters returns, in a file that is run for it: my_recipes.py:big.
+    """Runs a file, calls one of its functions, and returns the run that it returns: my_recipes.py:big.
 
-    Raises: ConfigError for a file or a function that is not there, that fails, or that returns no Run.
+    Raises:
+        ConfigError: when the file or the function is missing or fails, or the function takes parameters or returns no
+            Run.
     """
     place, _, function_name = name.partition(":")
     file = Path(place)
     if not file.is_file():
         raise ConfigError(f"{place}: no such file; give FILE.py:FUNCTION")
     values = _run_file(file)
+    # Functions of the file itself: imported ones have another module.
     functions = {
         key: value for key, value in values.items() if inspect.isfunction(value) and value.__module__ == file.stem
     }
@@ -49,7 +52,7 @@ def own_recipe(name: str) -> Run:
 
 
 def _run_file(file: Path) -> dict[str, Any]:
-    """Returns what a file defines. It is run, not imported: nothing is written beside it."""
+    """Returns the names that a file defines. It is run, not imported, so that no __pycache__ appears next to it."""
     values: dict[str, Any] = {"__name__": file.stem, "__file__": str(file)}
     try:
         exec(compile(file.read_bytes(), str(file), "exec"), values)

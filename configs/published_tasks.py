@@ -1,7 +1,7 @@
-"""Fine-tuning on data sets in the files of their publishers, which lie beneath the folder that CONTEXTURE_DATA names.
+"""Fine-tuning on data sets in the files of their publishers, in the folder that CONTEXTURE_DATA names.
 
-The settings are those of `contexture.configs.tasks`. Where a paper is named, the figure is from it; the columns are
-those of `data/tasks/read/published`.
+The settings are the same as in `contexture.configs.tasks`. If a paper is named, the figure is from it;
+`data/tasks/read/published` describes the columns.
 """
 
 from contexture.configs.task_settings import paper_settings
@@ -160,8 +160,8 @@ def roc_stories() -> Run:
 
     contexture finetune RUN --task roc_stories --dir runs/roc_stories
 
-    Learned from the validation set, a fifth of which is held out, as GPT-1 did. Expect: accuracy 86.5 (Radford et al.
-    2018, GPT-1, test). Not yet run here.
+    Learned from four fifths of the validation set; a fifth is held out, as GPT-1 did. Expect: accuracy 86.5 (Radford et
+    al. 2018, GPT-1, test). Not yet run here.
     """
     file, test = (f"cloze_test_{split}__spring2016 - cloze_test_ALL_{split}.csv" for split in ("val", "test"))
     return _choice("roc_stories", (file,), dev_fraction=0.2, test=test, labels=("1", "2"))

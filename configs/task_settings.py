@@ -1,4 +1,4 @@
-"""What the named tasks have in common: the settings of BERT's paper (Devlin et al. 2018, section 4, appendix A.3)."""
+"""The settings that all named tasks share, from BERT's paper (Devlin et al. 2018, section 4, appendix A.3)."""
 
 from contexture.data.config import Context, DataConfig, TaskConfig
 from contexture.train.settings.run import Run

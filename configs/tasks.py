@@ -4,8 +4,8 @@ The paper's settings: batches of 32, 3 epochs, a learning rate of 2e-5 to 5e-5 t
 steps, the pretraining's optimizer, dropout 0.1. `contexture finetune RUN --task NAME` takes one of these, with the
 model and vocabulary of RUN.
 
-The figures to expect of GLUE are those of five runs of bert-base-cased with another JAX stack on TPUs (length 128,
-2e-5, batches of 32): mean and standard deviation on the dev set.
+The figures to expect on GLUE are the mean and standard deviation on the dev set over five runs of bert-base-cased with
+another JAX stack on TPUs (length 128, 2e-5, batches of 32).
 """
 
 from contexture.configs.task_settings import paper_settings
@@ -236,8 +236,8 @@ def conll2003() -> Run:
 
     contexture finetune RUN --task conll2003 --dir runs/conll2003
 
-    Section 5.3, at 5e-5, with a cased model. Expect: less than the entity F1 on the dev set of 96.4 (paper, base),
-    which is that of conll2003_documents: this set has no borders of documents. Not yet run here.
+    Section 5.3, at 5e-5, with a cased model. Expect: less than the paper's entity F1 of 96.4 on the dev set (base), a
+    figure for conll2003_documents: this set has no document boundaries. Not yet run here.
     """
     where = "tfds:conll2003"
     task = TaskConfig(

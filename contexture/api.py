@@ -135,7 +135,7 @@ def finetune(
         return _train(run, base)
     runs = make_grid(run, grid or {}, 1 if seeds is None else seeds, names, "grid")
     check_effects({*names, *runs.values}, runs.runs, base)
-    write_examples(given, run.task.kind, Path(dir))  # what is refused above leaves nothing behind
+    write_examples(given, run.task.kind, Path(dir))  # only now: an error above leaves nothing behind
     return _train_grid(runs, base)
 
 
@@ -241,6 +241,7 @@ def _evaluate(
 
     runs = (run,) if isinstance(run, str | Path) else tuple(run)
     with contextlib.ExitStack() as stack:
+        # Examples in memory become a temporary file, so that one reader serves both.
         files = files_given(dev)
         if files is None:
             files = (as_file(dev, runs[0], stack.enter_context(tempfile.TemporaryDirectory())),)

@@ -43,6 +43,7 @@ def write_examples(given: Mapping[str, Any], kind: str, folder: Path) -> None:
 
 
 def _write_inputs(content: bytes, file: Path, folder: Path) -> None:
+    # The same examples again: the run may be resumed.
     if file.is_file() and file.read_bytes() == content:
         return
     check_run_path(folder)

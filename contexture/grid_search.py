@@ -70,6 +70,7 @@ def make_grid(
         chosen = dict(zip(normal, combination, strict=True))
         changed = with_options(run, chosen, where)
         settings.append(Setting(chosen, tuple(_run(changed, folder, _name(chosen), number) for number in range(seeds))))
+    # Letters that do not suit a file name become `-` there, so that two values may get one name.
     names = [Path(each.dir).name for setting in settings for each in setting.runs]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"{where}: two settings would share the folder {twice}; give values that differ in letters")
@@ -126,6 +127,7 @@ def _values(name: str, given: Sequence[Any], usual: object, where: str) -> tuple
     for value in [given] if isinstance(given, str | int | float) else given:
         if isinstance(usual, tuple):
             value = (value,) if isinstance(value, str) else tuple(value)
+        # `1` is taken as 1.0, so that equal values have one form in names of folders.
         if isinstance(usual, float) and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if value in values:

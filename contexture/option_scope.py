@@ -33,6 +33,7 @@ def _model_fields(kind: type) -> set[str]:
 def _of_families() -> dict[str, _Scope]:
     """Returns the scopes of the options of data that a family declares as its own."""
     scopes: dict[str, _Scope] = {}
+    # name=name below: a lambda would read the loop's variable only when it is called, after the loop.
     for name in {name for family in FAMILIES.values() for name in family.text.options}:
         scopes[f"data.{name}"] = _Scope(
             _called(lambda text, name=name: name in text.options), lambda run, name=name: name in run.text.options
@@ -120,7 +121,7 @@ _SCOPES: dict[str, _Scope] = {
 
 
 class _Need(NamedTuple):
-    """Whether an option has an effect given a run's other options, and the end of the error's sentence if it has none."""
+    """Whether an option has an effect given a run's other options, and the end of the error message if it has none."""
 
     has_effect: Callable[[Run], bool]
     problem: str
@@ -180,7 +181,7 @@ _NEEDS: dict[str, _Need] = {
 
 
 def scope(name: str, run: Run) -> str:
-    """Returns what an option (data.max_predictions) is for, where it has no meaning for the run; else ""."""
+    """Returns which runs an option (data.max_predictions) is for, in words; "" if it has a meaning for this run."""
     if name.startswith(("task.", "head.")) and not _is_task(run):
         return _TASK.what
     given = _SCOPES.get(name)
@@ -207,7 +208,7 @@ def other_options(run: Run) -> dict[str, str]:
 
 
 def check_scope(names: Collection[str], run: Run, where: str = "") -> None:
-    """Raises: ConfigError for an option given (data.max_predictions) that has no meaning for the run."""
+    """Raises: ConfigError when a given option (data.max_predictions) has no meaning for the run."""
     for name in names:
         if what := scope(name, run):
             kind = f"task.kind={run.task.kind}" if _is_task(run) else f"pretraining {run.text.called}"

@@ -118,6 +118,7 @@ def suggest_option(
         candidates = [name for name in every if _ending(name) in near]
     if not candidates:
         return ""
+    # Among several candidates the section that was written decides.
     same_section = [name for name in candidates if name.rpartition(".")[0] == section]
     option = (same_section or candidates)[0]
     if option not in known:

@@ -105,6 +105,7 @@ def _latex_cell(cell: Cell) -> str:
     text = "".join(_LATEX.get(sign, sign) for sign in shown(cell))
     # Numbers are set as mathematics, for the minus sign.
     text = re.sub(r"(?<!\S)-?\d+(\.\d+)?(e[+-]\d+)?(?!\S)", _latex_number, text) if _is_number(cell) else text
+    # A mean and its deviation are one formula.
     text = text.replace("$ ± $", r" \pm ").replace("±", r"$\pm$").replace("–", "--")
     # After `\\`, the end of the row before, LaTeX would read `[…]` and `*` as its arguments.
     return "{}" + text if text.startswith(("[", "*")) else text

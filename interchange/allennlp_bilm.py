@@ -40,21 +40,28 @@ _LSTM = {
 }
 _CNN = {"filters": list, "n_characters": int, "max_characters_per_token": int, "activation": str}
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError)
-"""What h5py raises for a file that is none, was cut off, or of which bytes are others."""
+"""The errors that h5py raises for files that are no HDF5, truncated or corrupted."""
 
 
 def open_bilm(path: Path, to: Path, vocabulary: str, split: str) -> ImportedModel:
     """Opens a folder of options.json and weights in hdf5.
 
-    The softmax is not in these files: it starts random, over the words of `vocabulary` (its folder's vocab.txt
-    where it has one, else the three special ones). split: how the run splits text into words (`data.word_splitter`).
+    These files have no softmax: it is initialised randomly.
 
-    Raises: DataError for files that are not what they should be, naming the option or the tensor.
+    Args:
+        path: the folder.
+        to: the run's folder.
+        vocabulary: a file of the softmax's words; empty: the folder's vocab.txt, or else only the three special ones.
+        split: how the run splits text into words (`data.word_splitter`).
+
+    Raises:
+        DataError: when a file is invalid; the message names the option or the tensor.
     """
     config = _bilm_config(_one(path, "options.json", "*options.json"))
     tokenizer = _words(path, vocabulary, split)
     table, sizes = table_of(config), elmo.sizes(config)
     tensors = read_hdf5(_one(path, "weights.hdf5", "*weights*.hdf5"), shapes_of(table, sizes), table)
+    # A sampled softmax needs more words than samples.
     negatives = DataConfig().negatives if tokenizer.size > DataConfig().negatives else 0
     try:
         run = Run(
@@ -80,7 +87,7 @@ def open_bilm(path: Path, to: Path, vocabulary: str, split: str) -> ImportedMode
 
 
 def check_bilm_family(folder: Path, run: Run) -> None:
-    """Raises: ConfigError for a run of another family."""
+    """Raises: ConfigError when the run is no ELMo."""
     if FAMILIES[run.family].exports != "bilm":
         raise ConfigError(f"{folder} is no ELMo, and bilm is ELMo's format; give a run of an elmo recipe")
 
@@ -111,6 +118,7 @@ def write_bilm_weights(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def table_of(config: ElmoConfig) -> NameTable:
+    # As in the original, there is a projection only if the filters give another width.
     return bilm(config.filters, config.highway, sum(count for _, count in config.filters) != config.projection)
 
 
@@ -176,8 +184,10 @@ def _bilm_config(file: Path) -> ElmoConfig:
 
 
 def _section(file: Path, options: Any, name: str, kinds: Mapping[str, type], more: str = "") -> dict[str, Any]:
-    """A part of the options, all of its keys there and of their kind; a clip may be null. more: keys that are looked at
-    elsewhere."""
+    """Returns a part of the options after checking that its keys are there and have their types; a clip may be null.
+
+    more: keys that are read elsewhere.
+    """
     section = options.get(name) if isinstance(options, dict) else None
     if not isinstance(section, dict):
         raise DataError(f"{file}: {name} is missing; give the original's options")
@@ -216,10 +226,10 @@ def _bilm_options(config: ElmoConfig) -> dict[str, Any]:
 
 
 def read_hdf5(file: Path, shapes: Mapping[str, Shape], table: NameTable) -> Tensors:
-    """The tensors of a file; each is looked at before any is read. Links are not followed, nor is what lies in another
-    file.
+    """Returns the tensors of a file; all are checked before any is read. Links and data in other files are ignored.
 
-    Raises: DataError if one is missing, there is one more, or one has another shape, kind, or numbers that are none.
+    Raises:
+        DataError: when a tensor is missing, unknown, of another shape or type, or holds NaN or infinity.
     """
     import h5py
 
@@ -243,6 +253,7 @@ def read_hdf5(file: Path, shapes: Mapping[str, Shape], table: NameTable) -> Tens
                     )
                 if item.dtype.kind != "f" or item.external or item.is_virtual:
                     raise DataError(f"{file}: the tensor {name} is of kind {item.dtype}, not numbers in this file")
+                # A damaged header may claim more than fits into memory.
                 if item.nbytes > size:
                     raise DataError(f"{file}: the tensor {name} claims {item.nbytes:,} bytes, more than the file has")
             if more := sorted(tensors.keys() - shapes.keys()):

@@ -63,11 +63,11 @@ class Exporter:
     check: Callable[[Path, Run], None]
     """(folder, run) → raises ConfigError for a run that the format cannot hold; called before anything is read."""
     files: Callable[[RunRecord, Params, Tokenizer], ExportedFiles]
-    """Raises ConfigError or DataError for what the format cannot hold."""
+    """Raises: ConfigError or DataError when the format cannot hold the run."""
     write_weights: Callable[[Path, Mapping[str, np.ndarray]], None]
     """Writes the tensors into the folder, which holds the files by then."""
     merges: bool = True
-    """Whether `files` takes the parameters with their adapters merged, or beside them."""
+    """Whether `files` takes the parameters with their adapters merged into them, or as separate arrays."""
 
 
 EXPORTERS: dict[str, Exporter] = {
@@ -79,7 +79,7 @@ EXPORTERS: dict[str, Exporter] = {
 
 
 class ImportResult(TypedDict):
-    """An imported run. missing: the parameters that its files lack, which were initialised randomly."""
+    """An imported run; `missing` are the parameters that its files lack, which were initialised randomly."""
 
     run: str
     parameters: int
@@ -96,7 +96,7 @@ class ExportResult(TypedDict):
 
 
 Notes: TypeAlias = list[str]
-"""What is logged once the run is written."""
+"""Messages to log once the run is written."""
 _OPENERS: dict[str, Callable[[Path, Path, ImportOptions, Notes, CancelToken], ImportedModel]] = {
     "hf": lambda path, to, how, notes, _: open_hf(path, to, how.vocabulary, how.lowers, notes),
     "bert-tf": lambda path, to, how, notes, _: open_bert_tf(path, to, how.vocabulary, how.lowers, how.gelu, notes),
@@ -121,12 +121,20 @@ def import_model(
     cancel: CancelToken = NEVER,
     how: ImportOptions = ImportOptions(),  # noqa: B008  # frozen
 ) -> ImportResult:
-    """Writes a published model as a run at step 0. Its tensors are read one at a time; `cancel` may raise before each.
+    """Writes a published model as a run at step 0. Its tensors are read one at a time.
 
-    format: one of IMPORTERS. path: of its files; of hf also the name of a model on the hub.
+    On an error nothing is left behind.
 
-    Raises: DataError for damaged, missing or unknown files, and for labels that are not as many as the classes;
-    ConnectionError where the hub does not answer. Then nothing is left behind.
+    Args:
+        format: one of IMPORTERS.
+        path: its files; for hf also the name of a model on the hub.
+        to: the run's folder.
+        cancel: may raise before each tensor to stop the import.
+        how: what the files do not say.
+
+    Raises:
+        DataError: when files are damaged, missing or unknown, or there are more or fewer labels than classes.
+        ConnectionError: when the hub does not answer.
     """
     check_no_bucket(path)
     check_free(to)
@@ -145,18 +153,26 @@ def export_model(
     pooling: str = "",
     overwrite: bool = False,
 ) -> ExportResult:
-    """Writes a run as files that other libraries read. `cancel` may raise to stop it.
+    """Writes a run as files that other libraries read, with a README.md, the model card.
 
-    A README.md, the model card, goes with them. format: hf, peft, bilm or stablehlo. pooling: of hf, which
-    sentence-transformers then loads too. overwrite: replace an earlier export of the same files.
+    Args:
+        folder: the run's folder.
+        format: hf, peft, bilm or stablehlo.
+        to: the folder to write.
+        step: the checkpoint.
+        cancel: may raise to stop the export.
+        pooling: for hf: how sentence-transformers, which then loads the folder too, pools vectors; empty: not at all.
+        overwrite: replace an earlier export of the same files.
 
-    Raises: ConfigError for a run that the format cannot hold, DataError for such a vocabulary.
+    Raises:
+        ConfigError: when the format cannot hold the run.
+        DataError: when the format cannot hold the vocabulary.
     """
     check_free(to, overwrite)
     exporter, record = EXPORTERS[format], run_file.read(folder)
     exporter.check(folder, record.run)
     tokenizer = read_tokenizer(folder, record)
-    # On one device: the parameters are to be whole in memory anyway.
+    # On one device: the files need the parameters whole in memory anyway.
     mesh = meshes.build(MeshConfig(), meshes.find_devices()[:1])
     with meshes.use(mesh, record.run.model.dtype):
         loaded = load_parameters(folder, record.run, record.labels, mesh, step, merge=exporter.merges)
@@ -172,6 +188,7 @@ def export_model(
         for name, content in files.items():
             (part / name).parent.mkdir(exist_ok=True)
             (part / name).write_bytes(content)
+        # Behind the other files, whose access rights the weights may take over.
         exporter.write_weights(part, tensors)
         cancel.check()
     return {"to": str(to), "step": loaded.step, "files": sorted(file.name for file in to.iterdir())}
@@ -195,11 +212,12 @@ def _write_run(to: Path, imported: ImportedModel, notes: list[str], cancel: Canc
     def init() -> dict[str, jax.Array]:
         return by_path(model.init(jax.random.key(run.seed), example(batch_fields(run), batch_sizes(run, 1)))["params"])
 
+    # Shapes alone: nothing is drawn for parameters that the files have.
     expected = jax.eval_shape(init)
     missing = [path for path in expected if path not in stored]
     for path, leaf in stored.items():
         assert expected[path].shape == leaf.shape, (path, expected[path].shape, leaf.shape)
-    # Compiled for the missing ones alone: XLA drops what makes the others, which may be larger than the memory.
+    # Compiled for the missing parameters alone: XLA drops the code that draws the others, which may not fit in memory.
     with meshes.numerics(run.model.dtype):
         drawn = jax.jit(lambda: {path: x for path, x in init().items() if path in missing})() if missing else {}
     leaves = {**stored, **{path: Leaf(x.shape, lambda x=x: np.asarray(x)) for path, x in drawn.items()}}
@@ -215,6 +233,7 @@ def _write_run(to: Path, imported: ImportedModel, notes: list[str], cancel: Canc
             imported=dataclasses.replace(imported.provenance, missing=tuple(missing)),
         )
         run_file.write(part, record)
+        # Before the folder gets its name: a run that cannot be opened is never left there.
         _check_opens(part, to, sum(leaf.nbytes for leaf in leaves.values()))
     if missing:
         logger.warning(f"{imported.missing_note}: {', '.join(missing)}")
@@ -224,12 +243,18 @@ def _write_run(to: Path, imported: ImportedModel, notes: list[str], cancel: Canc
 
 
 def _check_opens(folder: Path, to: Path, size: int) -> None:
-    """Opens what was written for `to`, all of its arrays verified, and has the model read a text.
+    """Opens the written run, verifies all of its arrays, and lets the model read a text.
 
-    size: of its parameters, in bytes. It was written one tensor at a time, for a machine that may be larger than this
-    one: where the memory is too small for all of them, a warning says so.
+    A run is written one tensor at a time, perhaps for a larger machine: if its parameters do not fit into this one's
+    memory, a warning says so and the check is skipped.
 
-    Raises: DataError where that fails; no such run is left.
+    Args:
+        folder: the folder that was written, under its temporary name.
+        to: its final name, for errors.
+        size: of the parameters, in bytes.
+
+    Raises:
+        DataError: when the run cannot be opened or answers with NaN or infinity; the caller leaves no such run.
     """
     try:
         record = run_file.read(folder)

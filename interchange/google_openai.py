@@ -50,8 +50,11 @@ def open_bert_tf(
 ) -> ImportedModel:
     """Google's BERT: bert_config.json, vocab.txt and a checkpoint, of pretraining or of a classifier or SQuAD.
 
-    gelu: which one `hidden_act: gelu` was: the configuration did not change when the code did. Raises: DataError for
-    what is missing, damaged, or not known here.
+    Args:
+        gelu: the GELU that `hidden_act: gelu` meant in training: the code changed, the configuration did not say so.
+
+    Raises:
+        DataError: when a file is missing, damaged, or of an unknown form.
     """
     file, tree = _read_config(folder, "bert_config.json", "bert_config.json, vocab.txt and bert_model.ckpt.*")
 
@@ -75,6 +78,7 @@ def open_bert_tf(
     parts = parts_of(BERT_TF_FORMAT, names)
     task = next((part for part in parts if part in TASKS), "off")
     names, parts = keep_task_head(BERT_TF_FORMAT, names, parts, task, notes)
+    # Next sentence and SQuAD's start and end have two rows.
     classes = rows_of_head(tensors.where, tensors, "output_weights", config.hidden) if task == "classify" else 2
     labels = tuple(map(str, range(classes))) if task == "classify" else ()
     sizes, table = bert.sizes(config, classes), BERT_TF_FORMAT.table(parts)
@@ -92,7 +96,8 @@ def open_bert_tf(
 def open_gpt2_tf(folder: Path, to: Path, vocabulary: str, notes: list[str]) -> ImportedModel:
     """OpenAI's GPT-2: hparams.json, encoder.json, vocab.bpe and a checkpoint.
 
-    Raises: DataError for what is missing, damaged, or not known here.
+    Raises:
+        DataError: when a file is missing, damaged, or of an unknown form.
     """
     file, tree = _read_config(folder, "hparams.json", "hparams.json, encoder.json, vocab.bpe and model.ckpt.*")
     if unknown := sorted(tree.keys() - {"n_vocab", "n_ctx", "n_embd", "n_head", "n_layer"}):
@@ -116,7 +121,8 @@ def open_gpt2_tf(folder: Path, to: Path, vocabulary: str, notes: list[str]) -> I
 def open_gpt1_npy(folder: Path, to: Path, vocabulary: str, notes: list[str]) -> ImportedModel:
     """OpenAI's GPT-1: params_shapes.json, params_0.npy to params_9.npy, encoder_bpe_40000.json and vocab_40000.bpe.
 
-    Raises: DataError for what is missing, damaged, or not known here.
+    Raises:
+        DataError: when a file is missing, damaged, or of an unknown form.
     """
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder; give the one that holds params_shapes.json and params_0.npy …")
@@ -125,6 +131,7 @@ def open_gpt1_npy(folder: Path, to: Path, vocabulary: str, notes: list[str]) -> 
     fits = isinstance(shapes, list) and all(
         isinstance(shape, list) and shape and all(type(n) is int and 0 < n < 1 << 32 for n in shape) for shape in shapes
     )
+    # Positions and tokens, then 12 tensors for each layer.
     if not fits or len(shapes) < 14 or (len(shapes) - 2) % 12 or [len(shape) for shape in shapes[:2]] != [2, 2]:
         raise DataError(f"{file}: not the shapes of positions, tokens and 12 tensors a layer; give the original's")
     (length, width), (vocab, _) = shapes[:2]

@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 _ACT = {"erf": "gelu", "tanh": "gelu_new", "relu": "relu"}
 _NAMES = {"bert": "Bert", "ernie": "Ernie", "gpt2": "GPT2", "openai-gpt": "OpenAIGPT"}
-# transformers' classes, and the parts that each holds beside the backbone. The first whose parts a run has is taken, so
-# classes with more parts come before those with fewer.
+# transformers' classes, and the parts that each holds besides the backbone. The first class whose parts a run has is
+# taken, so classes with more parts come first.
 _CLASSES: dict[str, tuple[tuple[str, frozenset[str]], ...]] = {
     "bert": (
         ("ForPreTraining", frozenset({"pooler", "mlm", "nsp"})),
@@ -52,7 +52,9 @@ _CLASSES: dict[str, tuple[tuple[str, frozenset[str]], ...]] = {
 def hf_files(record: RunRecord, params: Params, tokenizer: Tokenizer) -> tuple[dict[str, bytes], dict[str, np.ndarray]]:
     """Returns (the files of a folder that transformers loads, by name; the tensors of model.safetensors).
 
-    Raises: ConfigError for a run that it has no class for, DataError for a vocabulary that it has no tokenizer for.
+    Raises:
+        ConfigError: when transformers has no class for the run.
+        DataError: when it has no tokenizer for the vocabulary.
     """
     run, imported = record.run, record.imported
     if (other := FAMILIES[run.family].exports) != "hf":
@@ -62,8 +64,8 @@ def hf_files(record: RunRecord, params: Params, tokenizer: Tokenizer) -> tuple[d
     for note in notes:
         logger.warning(note)
     if imported and imported.format == "hf":
-        # A model that came from transformers goes back with its own configuration, settings unknown here included; but
-        # the weights are float32, whatever they were, and the first configurations did not say what they are of.
+        # A model that came from transformers keeps its configuration, including settings unknown here. But the exported
+        # weights are float32, whatever they were, and early configurations have no model_type.
         kind, vocab = str(imported.config.get("model_type") or "bert"), run.model.vocab
         kept = {name: value for name, value in imported.config.items() if name != "torch_dtype"}
         config = {**kept, "model_type": kind, "dtype": "float32", **_labels_of(record.labels)}
@@ -91,7 +93,7 @@ def write_hf_weights(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def _parts(record: RunRecord, leaves: Mapping[str, np.ndarray]) -> list[str]:
-    """Returns the parts of a run beside the backbone: those that its files held, or that its training has trained."""
+    """Returns the parts of a run besides the backbone: the parts its imported files held, or its training trained."""
     if record.imported and record.imported.parts is not None:
         return list(record.imported.parts)
     pooler = ["pooler"] if "backbone/pooler/bias" in leaves else []
@@ -101,7 +103,7 @@ def _parts(record: RunRecord, leaves: Mapping[str, np.ndarray]) -> list[str]:
 def _exported_leaves(
     leaves: Mapping[str, np.ndarray], class_name: str, held: frozenset[str], parts: list[str], vocab: int
 ) -> dict[str, np.ndarray]:
-    """Returns the parameters that the class holds, without rows that stand for no token; warns of trained others."""
+    """Returns the parameters that the class holds, without padded vocabulary rows; warns of other trained parts."""
     left_out = sorted(path for path in leaves if _part(path) not in ("backbone", *held))
     if lost := [path for path in left_out if _part(path) in parts]:
         logger.warning(f"{class_name} has no place for {', '.join(lost)}; not exported")
@@ -119,6 +121,7 @@ def _tensors(
     """Returns the tensors of model.safetensors by the names that the class gives them."""
     model = record.run.model
     sizes = {**family_of(model).sizes(model, max(len(record.labels), 1)), "V": vocab}
+    # Start and end of an answer, or next sentence and not: two outputs without labels.
     if "span" in held or "nsp" in held:
         sizes["C"] = 2
     tied = getattr(model, "tied", True)
@@ -141,9 +144,9 @@ def _tensors(
 
 
 def name_in_class(kind: str, class_name: str, name: str) -> str:
-    """Returns the name that a class gives to what the table calls `name`, of the backbone.
+    """Returns the name that a class gives to the backbone's tensor `name` of the table.
 
-    The table's names are those of a model with a head: a bare backbone has no prefix, and ERNIE's is its own.
+    The table has the names of a model with a head: a bare backbone has no prefix, and ERNIE has another one.
     """
     prefix = "" if class_name == _NAMES[kind] + "Model" else PREFIXES[kind]
     return prefix + name.removeprefix(TABLE_PREFIXES[kind])
@@ -156,7 +159,7 @@ def _part(path: str) -> str:
 
 
 def _cut(path: str, x: np.ndarray, vocab: int) -> np.ndarray:
-    """Returns a parameter without the rows that stand for no token, which only this project's tables have."""
+    """Returns a parameter without the rows beyond the vocabulary, to which this project pads its tables."""
     dims = dims_of(path)
     return x[(slice(None),) * dims.index("V") + (slice(vocab),)] if "V" in dims else x
 
@@ -164,7 +167,8 @@ def _cut(path: str, x: np.ndarray, vocab: int) -> np.ndarray:
 def _class_of(kind: str, parts: list[str]) -> tuple[str, frozenset[str]]:
     """Returns (transformers' class, which of these parts it holds).
 
-    Raises: ConfigError if it has none for a task's head.
+    Raises:
+        ConfigError: when transformers has none for a task's head.
     """
     known = _CLASSES["bert" if kind == "ernie" else kind]
     suffix, held = next((suffix, held) for suffix, held in known if held <= set(parts))
@@ -178,7 +182,7 @@ def _class_of(kind: str, parts: list[str]) -> tuple[str, frozenset[str]]:
 
 
 def _labels_of(labels: tuple[str, ...]) -> dict[str, Any]:
-    """Returns what config.json says of labels."""
+    """Returns the entries of config.json about labels."""
     if not labels:
         return {}
     numbers = {name: n for n, name in enumerate(labels)}

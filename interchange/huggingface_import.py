@@ -45,10 +45,12 @@ _HEADS = ("cls.", "classifier.", "qa_outputs.", "lm_head.", "score.", "multiple_
 
 
 def open_hf(path: Path, to: Path, vocabulary: str, lowercase: bool | None, notes: list[str]) -> ImportedModel:
-    """Opens a folder that transformers saved, or a model of the hub by its name, of a BERT, an ERNIE 1.0, a GPT-1 or a
-    GPT-2, with or without a head. A folder comes before a model of the same name.
+    """Opens a BERT, an ERNIE 1.0, a GPT-1 or a GPT-2, with or without a head: a folder that transformers saved, or a
+    model of the hub by its name. A folder takes precedence over a model of the same name.
 
-    Raises: DataError for what is missing, damaged, or not known here; ConnectionError where the hub does not answer.
+    Raises:
+        DataError: when a file is missing, damaged, or of an unknown form.
+        ConnectionError: when the hub does not answer.
     """
     folder, source = (path, None) if path.is_dir() else _downloaded(path)
     file = folder / "config.json"
@@ -72,6 +74,7 @@ def open_hf(path: Path, to: Path, vocabulary: str, lowercase: bool | None, notes
         parts.append("lm")  # which has nothing of its own while it is tied
         config = build(type(config), file, {**vars(config), "tied": True})
     labels = _labels(file, tree, task, classes)
+    # Only classifiers have labels; for other models the entry means nothing and needs no note.
     tree.seen.add("id2label")
     note_unread(file, tree, notes)
     sizes = family_of(config).sizes(config, classes if task in TASKS and task != "span" else 2)
@@ -82,6 +85,7 @@ def open_hf(path: Path, to: Path, vocabulary: str, lowercase: bool | None, notes
     if lowercase is not None and checkpoint_format is not BERT_HF_FORMAT:
         raise DataError(f"--lowercase is for a BERT, and {file} describes a {kind}; leave it out")
     tokenizer, special = open_published(folder, _VOCABULARIES[kind], vocabulary, lowercase, notes)
+    # A bare GPT has the same tensors as one with a tied softmax: only its architecture tells them apart.
     alone = _architecture(tree) in ("GPT2Model", "OpenAIGPTModel")
     parts = [part for part in parts if part != "lm" or not alone]
     provenance = Imported(format="hf", source=source, config=dict(tree), parts=tuple(parts), special=special)
@@ -89,7 +93,7 @@ def open_hf(path: Path, to: Path, vocabulary: str, lowercase: bool | None, notes
 
 
 def _described(file: Path) -> tuple[Settings, str]:
-    """Returns (a configuration, the model_type). Raises: DataError for a model that is not known here."""
+    """Returns (a configuration, the model_type); an unknown model is a DataError."""
     tree = read_json(file)
     if not isinstance(tree, dict):
         raise DataError(f"{file}: not a JSON object; give the model's own")
@@ -101,7 +105,8 @@ def _described(file: Path) -> tuple[Settings, str]:
 def _downloaded(name: Path) -> tuple[Path, str]:
     """Downloads a model of the hub → (the folder of its files, OWNER/NAME@COMMIT).
 
-    Raises: DataError for a name that no model has, and for one that cannot be read.
+    Raises:
+        DataError: when no model has this name, or it cannot be read.
     """
     if not hub.is_model_name(str(name)):
         raise DataError(f"{name}: no such folder; give the one that a model was saved in, or a name on the hub")
@@ -126,6 +131,7 @@ def _ours(shapes: Mapping[str, Any], kind: str, tied: bool, where: str) -> dict[
     names: dict[str, str] = {}
     prefix, whole = PREFIXES[kind], TABLE_PREFIXES[kind]
     for name in shapes:
+        # Models converted from TensorFlow's checkpoints have gamma and beta.
         new = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
         if not new.startswith(_HEADS):
             new = whole + new.removeprefix(prefix)
@@ -203,6 +209,7 @@ def _bert(file: Path, tree: Mapping[str, Any]) -> BertConfig:
             "eps": of("layer_norm_eps", float, 1e-12),
             "dropout": dropout,
             "attention_dropout": of("attention_probs_dropout_prob", float, 0.1),
+            # As in transformers: null means hidden_dropout_prob.
             "head_dropout": of("classifier_dropout", float, dropout),
             "init_std": of("initializer_range", float, 0.02),
             "tied": of("tie_word_embeddings", bool, True),

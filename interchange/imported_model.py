@@ -1,4 +1,4 @@
-"""A published model on its way to a run: what every importer returns, and how JSON is read."""
+"""A published model before it is written as a run: the result of every importer, and typed reading of JSON."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -27,11 +27,15 @@ TASKS = ("classify", "regress", "tag", "choice", "span")
 class ImportedModel:
     """A run that is not written yet.
 
-    tensors       by the table's names
-    sizes         by letter
-    provenance    where the model comes from, as run.json keeps it
-    labels        of its task
-    missing_note  the warning before the list of parameters that the files lack
+    Args:
+        run: its settings.
+        tokenizer: its tokenizer.
+        table: the names of its tensors in the files.
+        sizes: the sizes of dims, by letter.
+        tensors: the tensors, by the table's names.
+        provenance: where the model comes from, as run.json keeps it.
+        labels: the labels of its task.
+        missing_note: the warning before the list of parameters that the files lack.
     """
 
     run: Run
@@ -45,7 +49,11 @@ class ImportedModel:
 
 
 def with_labels(model: ImportedModel, labels: tuple[str, ...]) -> ImportedModel:
-    """Returns the same model, its classes named. Raises: DataError for another number of names, or one that is none."""
+    """Returns the same model with names for its classes.
+
+    Raises:
+        DataError: when there are more or fewer names than classes, or a name is invalid.
+    """
     classes = len(model.labels)
     if len(labels) != classes:
         has = f"the model has {classes} classes ({', '.join(model.labels[:12])})" if classes else "it has no classes"
@@ -55,7 +63,7 @@ def with_labels(model: ImportedModel, labels: tuple[str, ...]) -> ImportedModel:
 
 
 def check_labels(where: str, labels: Sequence[object]) -> None:
-    """Raises: DataError for a label that is no text, and for one that occurs twice."""
+    """Raises: DataError when a label is no text or occurs twice."""
     if not all(isinstance(label, str) and label and is_utf8(label) for label in labels):
         raise DataError(f"{where} holds what is no name; give each class one")
     if len(set(labels)) < len(labels):
@@ -68,9 +76,17 @@ def is_utf8(text: str) -> bool:
 
 
 def run_of(model: ModelConfig, tokenizer: Tokenizer, kind: str, to: Path, where: Path) -> Run:
-    """Returns the run of a published transformer at step 0. kind: of its task, `off` for a language model, `span`.
+    """Returns the run of a published transformer at step 0.
 
-    Raises: DataError if they do not fit together.
+    Args:
+        model: its configuration.
+        tokenizer: its tokenizer.
+        kind: the kind of its task, such as `span`; `off` for a language model.
+        to: the run's folder.
+        where: the model's files, for errors.
+
+    Raises:
+        DataError: when the vocabulary is larger than the model's table, or settings do not fit together.
     """
     if tokenizer.size > model.vocab:
         raise DataError(
@@ -102,12 +118,20 @@ def checked(
     table: NameTable,
     sizes: Mapping[str, int],
 ) -> Tensors:
-    """Returns the tensors of a table under its names. names: the table's name → the file's.
+    """Returns the tensors of a table under its names.
 
-    Raises: DataError if one is missing, is in no row, or has another shape.
+    Args:
+        checkpoint_format: says which names hold no parameter.
+        names: the table's name → the file's name.
+        tensors: the tensors of the file.
+        table: the names that the model has in this format.
+        sizes: the sizes of dims, by letter.
+
+    Raises:
+        DataError: when a tensor is missing, is in no row, or has another shape.
     """
     kept = tensors.renamed({new: old for new, old in names.items() if not checkpoint_format.is_ignored(new)})
-    # before anything is made of the numbers that a configuration claims
+    # Checked first: a damaged configuration may claim a number of layers whose table would not fit into memory.
     if sizes["N"] > len(kept.shapes):
         raise DataError(
             f"{tensors.where}: {len(kept.shapes)} tensors, too few for {sizes['N']:,} layers; give the "
@@ -121,7 +145,7 @@ def checked(
 
 
 def parts_of(checkpoint_format: CheckpointFormat, names: Mapping[str, object]) -> list[str]:
-    """Returns the parts of a format, beside the backbone, that a file has a tensor of."""
+    """Returns the parts of a format, besides the backbone, that have a tensor in a file."""
     return [
         part for part in checkpoint_format.parts if part != "backbone" and checkpoint_format.names(part) & names.keys()
     ]
@@ -130,8 +154,7 @@ def parts_of(checkpoint_format: CheckpointFormat, names: Mapping[str, object]) -
 def keep_task_head(
     checkpoint_format: CheckpointFormat, names: Mapping[str, str], parts: list[str], task: str, notes: list[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Returns (the names, the parts) of one objective: beside a task's head, heads of pretraining are left out with a
-    note."""
+    """Returns (the names, the parts) of one objective: with a task's head, pretraining heads are left out and noted."""
     kept = [part for part in parts if part in (task, "pooler") or (task == "off" and part not in TASKS)]
     theirs = set().union(*(checkpoint_format.names(part) for part in ("backbone", *kept)))
     others = [part for part in parts if part not in kept and not checkpoint_format.names(part) <= theirs]
@@ -142,7 +165,7 @@ def keep_task_head(
 
 
 def rows_of_head(where: str, tensors: Tensors, name: str, hidden: int) -> int:
-    """Returns how many classes a head of [classes, hidden] has; 0 without one. Raises: DataError for another shape."""
+    """Returns how many classes a head of [classes, hidden] has; 0 without one. Another shape is a DataError."""
     shape = tuple(tensors.shapes.get(name, ()))
     if name in tensors.shapes and (len(shape) != 2 or shape[1] != hidden or shape[0] < 1):
         raise DataError(f"{where}: {name} is {list(shape)}, and CD = [classes, {hidden}] is wanted")
@@ -150,7 +173,7 @@ def rows_of_head(where: str, tensors: Tensors, name: str, hidden: int) -> int:
 
 
 def build(config: Callable[..., T], where: Path, fields: Mapping[str, object]) -> T:
-    """Returns a model's configuration. Raises: DataError for values that it refuses."""
+    """Returns a model's configuration; values that it refuses are a DataError."""
     try:
         return config(**fields)
     except (ValueError, OverflowError) as error:
@@ -158,7 +181,7 @@ def build(config: Callable[..., T], where: Path, fields: Mapping[str, object]) -
 
 
 def typed_value(where: Path, tree: Mapping[str, object], name: str, kind: type[T], usual: T | None = None) -> T:
-    """Returns a value of a JSON object; `usual` if it is absent or null. Raises: DataError for another kind."""
+    """Returns a value of a JSON object; `usual` if it is absent or null. Another type is a DataError."""
     value = tree.get(name)
     value = usual if value is None else value
     if kind is float and type(value) is int and abs(value) < 1 << 53:
@@ -169,7 +192,7 @@ def typed_value(where: Path, tree: Mapping[str, object], name: str, kind: type[T
 
 
 def lookup(where: Path, tree: Mapping[str, object], name: str, known: Mapping[str, T], usual: str) -> T:
-    """Returns the meaning of a word of a JSON object. Raises: DataError for a word that is not known."""
+    """Returns the meaning of a word of a JSON object; an unknown word is a DataError."""
     word = tree.get(name) or usual
     if not isinstance(word, str) or word not in known:
         words = ", ".join(filter(None, known))
@@ -209,12 +232,12 @@ _NO_SETTINGS = {
     *("suppress_tokens", "begin_suppress_tokens", "return_dict_in_generate", "tf_legacy_loss"),
     *("summary_type", "summary_use_proj", "summary_activation", "summary_first_dropout", "summary_proj_to_labels"),
 }
-"""What published configurations hold beside the settings of the forward pass: origin, numbers of tokens, generation,
-heads that are not taken."""
+"""Entries of published configurations that do not change the forward pass: origin, special token ids, generation, heads
+that are not imported."""
 
 
 def note_unread(where: Path, tree: Settings, notes: list[str]) -> None:
-    """Notes the settings of a configuration that nothing has read, and that are not known to be none of a model."""
+    """Notes the settings of a configuration that nothing has read and that may change the model."""
     unread = sorted(name for name in tree.keys() - tree.seen - _NO_SETTINGS if tree.get(name) is not None)
     if unread:
         more = f" and {len(unread) - 8} more" if unread[8:] else ""
@@ -223,7 +246,7 @@ def note_unread(where: Path, tree: Settings, notes: list[str]) -> None:
 
 
 def require_settings(where: Path, tree: Mapping[str, object], **allowed: object) -> None:
-    """Raises: DataError if a setting is another than the one that is known here."""
+    """Raises: DataError when a setting has a value other than the only supported one."""
     for name, only in allowed.items():
         if tree.get(name, only) not in (only, None):
             raise DataError(f"{where}: {name} is {str(tree[name])[:60]!r}, and only {only!r} is known here")

@@ -1,4 +1,4 @@
-"""The README.md of an exported model: what it is, how to use it, how it was trained, what was measured."""
+"""The README.md of an exported model: its kind, its use, its training, its measured figures."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,7 +83,7 @@ _SETTINGS = (
 def model_card(folder: Path, record: RunRecord, step: int, format: str, parameters: int) -> str:
     """Returns the Markdown of a model card with the metadata that model hubs read.
 
-    It names files of the training by their last part alone: folders of a machine are nobody else's business.
+    It names files of the training only by their last part: the folders of a machine are private.
     """
     run = record.run
     name = visible(folder.resolve().name)
@@ -143,6 +143,7 @@ def _training(record: RunRecord) -> list[str]:
 def _measured(folder: Path, step: int) -> Mapping[str, float]:
     """Returns the held-out metrics of the last evaluation up to a step."""
     measured: dict[str, float] = {}
+    # The last record up to the step stays.
     for record in read_metrics(folder / "metrics.jsonl"):
         if record["split"] == "dev" and record["step"] <= step:
             measured = {name: x for name, x in record.items() if isinstance(x, float)}

@@ -94,7 +94,7 @@ BERT_HF_FORMAT = CheckpointFormat(
 )
 BERT_HF = BERT_HF_FORMAT.table(("pooler", "mlm", "nsp"))
 
-# BERT as google-research/bert's checkpoints name it. Kernels are [in, out], except those of the heads that the code
+# BERT as google-research/bert's checkpoints name it. Kernels are [in, out], except in the heads that the code
 # multiplies with transpose_b=True.
 _BERT_TF_LAYER = (
     ("attention/self/query/kernel", "attention/query/kernel", "D(HK) -> DHK"),
@@ -215,7 +215,7 @@ GPT2_HF_FORMAT = _gpt_hf(
 )
 GPT1_HF, GPT2_HF = GPT1_HF_FORMAT.table(("lm",)), GPT2_HF_FORMAT.table(("lm",))
 
-# GPT as openai/gpt-2 and finetune-transformer-lm name it. Kernels are [1, in, out]: those of a convolution over one
+# GPT as openai/gpt-2 and finetune-transformer-lm name it. Kernels are [1, in, out]: the code uses convolutions over one
 # position.
 _GPT_TF_LAYER = (
     *(

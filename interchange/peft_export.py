@@ -27,7 +27,7 @@ _PARTS = "qkv"
 
 
 def check_has_adapters(folder: Path, run: Run) -> None:
-    """Raises ConfigError for a run whose adapters peft cannot put onto a model of transformers."""
+    """Raises: ConfigError when peft cannot load the run's adapters onto a model of transformers."""
     if not run.optim.lora_rank:
         raise ConfigError(f"{folder} has no adapters (optim.lora-rank=0); export it as hf")
     if (other := FAMILIES[run.family].exports) != "hf":
@@ -50,12 +50,15 @@ def peft_files(
     adapter_config.json, adapters and trained heads, and config.json and tokenizer of the whole model. The base is the
     hf export of the run that this one was initialised from.
 
-    GPT's queries, keys and values are one kernel there. Adapters of several parts become one of the sum of their ranks,
-    whose B has zeros where a part's outputs meet another part's ranks: the product is the same.
+    GPT's queries, keys and values are one kernel there. Adapters of several parts become one whose rank is the sum of
+    their ranks; its B has zeros where a part's outputs meet another part's ranks, so that the product is the same.
 
-    Raises: ConfigError and DataError as `hf_files`.
+    Raises:
+        ConfigError: as `hf_files`.
+        DataError: as `hf_files`.
     """
     run, rank = record.run, record.run.optim.lora_rank
+    # Class, names and heads come from the export of the merged model.
     files, tensors = hf_files(record, jax.device_get(merged(params, run.optim)), tokenizer)
     config = json.loads(files["config.json"])
     kind, class_name = config["model_type"], config["architectures"][0]
@@ -84,6 +87,7 @@ def peft_files(
         "fan_in_fan_out": kind in ("gpt2", "openai-gpt"),  # kernels of [in, out]
         "target_modules": "|".join(patterns),
         "rank_pattern": {pattern: parts * rank for pattern, parts in fused.items()},
+        # alpha grows with the rank, so that the scale alpha / rank stays the same.
         "alpha_pattern": {pattern: parts * alpha for pattern, parts in fused.items()},
         "modules_to_save": sorted({name.partition(".")[0] for name in heads}) or None,
         "inference_mode": True,
@@ -103,7 +107,7 @@ def write_peft_weights(folder: Path, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def _heads(kind: str, class_name: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the tensors of the heads, which peft wants whole: also those that are tied to others."""
+    """Returns the tensors of the heads, which peft wants whole, including tensors that are tied to others."""
     prefix = name_in_class(kind, class_name, "")
     heads = {name: x for name, x in tensors.items() if prefix and not name.startswith(prefix)}
     saved = {name.partition(".")[0] for name in heads}
@@ -118,9 +122,9 @@ def _heads(kind: str, class_name: str, tensors: Mapping[str, np.ndarray]) -> dic
 def _modules(
     kind: str, run: Run, leaves: Mapping[str, np.ndarray]
 ) -> dict[str, list[tuple[int, int, np.ndarray, np.ndarray]]]:
-    """Returns their modules with adapters: name → [(part, parts, A [rank, in], B [out, rank]), …].
+    """Returns transformers' modules with adapters: name → [(part, parts, A [rank, in], B [out, rank]), …].
 
-    A fused kernel has three parts, any other one.
+    A fused kernel has three parts, any other kernel one.
     """
     table = FORMATS[kind].table([part for part in ("pooler",) if part in FORMATS[kind].parts])
     modules: dict[str, list[tuple[int, int, np.ndarray, np.ndarray]]] = {}
@@ -143,7 +147,7 @@ def _by_layer(mapping: ParamMapping, a: np.ndarray, b: np.ndarray) -> tuple[list
 
 
 def _joined(adapters: list[tuple[int, int, np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns one adapter (A [ranks, in], B [outs, ranks]) that does to each part what its own does."""
+    """Returns one adapter (A [ranks, in], B [outs, ranks]) that changes each part as the part's own adapter does."""
     _, parts, _, first = adapters[0]
     out, rank = first.shape
     up = np.zeros((parts * out, len(adapters) * rank), first.dtype)

@@ -2,11 +2,11 @@
 
 A row of a table reads `(theirs, ours, "their dims -> our dims")`, in the letters of models/shapes.py:
 
-    {layer}   in a name stands for each layer in turn: theirs are one tensor a layer, ours are stacked on a leading N
+    {layer}   in a name is replaced by each layer's number: they have a tensor per layer, we stack layers on a leading N
     (HK)      one dim of theirs that holds two of ours, H varying slower
-    (qHK)     one dim of theirs that holds queries, keys and values one after the other, of which ours is the queries;
+    (qHK)     one dim of theirs that holds queries, keys and values one after the other; ours is the queries;
               (kHK) and (vHK) likewise
-    X         a dim of theirs of size 1 that ours has not
+    X         a dim of size 1 that theirs has and ours has not
 
 A row may bring sizes of its own for its letters. Nothing is computed: values and dtypes pass unchanged, bit for bit.
 """
@@ -34,10 +34,12 @@ _LETTERS_ONLY = str.maketrans("", "", "()X" + _QKV)
 class NameTable:
     """The names of one model's tensors in a format.
 
-    rows     each tensor that a file holds, once
-    repeats  (name, other name): names under which another tensor is stored again, as tied weights are
-
     A repeat is written on export. On import it may be absent; if present it must equal the tensor that it repeats.
+
+    Args:
+        name: the format's name, for errors.
+        rows: each tensor that a file holds, once.
+        repeats: (name, other name): `name` stores the tensor `other name` again, as tied weights do.
     """
 
     name: str
@@ -47,13 +49,15 @@ class NameTable:
 
 @dataclass(frozen=True)
 class CheckpointFormat:
-    """All tensors that files of a format may hold, by part: `backbone` always, the others where a model has them.
+    """All tensors that files of a format may hold, by part: `backbone` always, the others if a model has them.
 
-    parts           part → rows
-    repeats         part → repeats, while its softmax is tied to the token table
-    untied          part → the rows that replace those of `parts`, where the softmax has a table of its own
-    untied_repeats  part → repeats of an untied softmax
-    ignored         a pattern of names that hold no parameter of the model
+    Args:
+        name: the format's name, for errors.
+        parts: part → rows.
+        repeats: part → repeats, if the softmax is tied to the token table.
+        untied: part → the rows that replace rows of `parts` if the softmax has a table of its own.
+        untied_repeats: part → repeats, if the softmax is untied.
+        ignored: a pattern of names that hold no parameter of the model.
     """
 
     name: str
@@ -64,7 +68,7 @@ class CheckpointFormat:
     ignored: str = r"(?!)"  # matches no name
 
     def table(self, parts: Iterable[str] = (), tied: bool = True) -> NameTable:
-        """Returns the table of a model with these parts beside the backbone."""
+        """Returns the table of a model with the backbone and these parts."""
         chosen = ("backbone", *parts)
         # By (theirs, ours): two parts may share a row, which the file holds once.
         rows = {row[0:2]: row for part in chosen for row in self.parts[part]}
@@ -72,7 +76,7 @@ class CheckpointFormat:
         for part in chosen:
             repeats += (self.repeats if tied else self.untied_repeats).get(part, ())
             if not tied:
-                # Ours comes from another tensor of theirs now: the row of the same parameter gives way.
+                # The parameter comes from another tensor now: the tied row for it is dropped.
                 untied = self.untied.get(part, ())
                 replaced = {row[1] for row in untied}
                 rows = {key: row for key, row in rows.items() if row[1] not in replaced}
@@ -80,7 +84,7 @@ class CheckpointFormat:
         return NameTable(self.name, tuple(rows.values()), repeats)
 
     def names(self, part: str) -> set[str]:
-        """Returns their names of a part, tied or not, with `{layer}` in those of layers."""
+        """Returns all names that a part may have in files, tied or not, with `{layer}` in place of a layer's number."""
         rows = (*self.parts[part], *self.untied.get(part, ()))
         return {row[0] for row in rows} | {name for name, _ in self.repeats.get(part, ())}
 
@@ -124,8 +128,7 @@ class ParamMapping:
         parameter: Array | None = None
         for number, name in enumerate(self.names):
             layer = qkv_slice(read(name)).reshape(split).transpose(order)
-            # Filled layer by layer, so that only one of their tensors is in memory beside it. The dtype is known only
-            # now.
+            # Filled layer by layer, so that only one of their tensors is in memory too. The first one tells the dtype.
             if parameter is None:
                 parameter = np.empty(self.shape, layer.dtype)
             parameter[number if self.layered else ...] = layer
@@ -165,7 +168,8 @@ def shapes_of(table: NameTable, sizes: Sizes) -> dict[str, Shape]:
 def check(table: NameTable, shapes: Mapping[str, Shape], sizes: Sizes) -> None:
     """Checks the names and shapes of their tensors.
 
-    Raises: ValueError if a tensor is missing, is in no row, or has another shape; it names the first.
+    Raises:
+        ValueError: when a tensor is missing, is in no row, or has another shape; it names the first.
     """
     expected = shapes_of(table, sizes)
     # Repeats may be absent, so they are no part of the comparison of names.
@@ -188,7 +192,8 @@ def check_repeats(table: NameTable, present: Iterable[str], read: Callable[[str]
 def to_ours(table: NameTable, tensors: Mapping[str, Array], sizes: Sizes) -> "Nested[Array]":
     """Returns our nested parameters from their tensors by name: `to_ours(BERT_HF, state, bert.sizes(config))`.
 
-    Raises: ValueError if a tensor is missing, is in no row, has another shape, or differs from the one it repeats.
+    Raises:
+        ValueError: when a tensor is missing, is in no row, has another shape, or differs from the one it repeats.
     """
     check(table, {name: tensor.shape for name, tensor in tensors.items()}, sizes)
     check_repeats(table, tensors, tensors.__getitem__)
@@ -198,7 +203,8 @@ def to_ours(table: NameTable, tensors: Mapping[str, Array], sizes: Sizes) -> "Ne
 def to_theirs(table: NameTable, params: Tree, sizes: Sizes) -> dict[str, Array]:
     """Returns their tensors by name from our nested parameters, repeats included.
 
-    Raises: ValueError if a parameter is missing, is in no row, or has another shape.
+    Raises:
+        ValueError: when a parameter is missing, is in no row, or has another shape.
     """
     leaves = _leaves(params)
     mappings = param_mappings(table, sizes)

@@ -33,8 +33,10 @@ def sentence_files(model: TransformerConfig, pooling: str) -> dict[str, bytes]:
 
 
 def with_padding(settings: bytes) -> bytes:
-    """Returns a tokenizer_config.json with a token for padding, without which texts of several lengths are no batch: a
-    GPT has none. The mask leaves out what it stands for, so any token will do."""
+    """Returns a tokenizer_config.json with a padding token, which batches need and a GPT lacks.
+
+    The attention mask leaves padding out, so any token will do.
+    """
     tree = json.loads(settings)
     known = (name for name in ("pad_token", "eos_token", "unk_token") if tree.get(name))
     return _json({**tree, "pad_token": tree[name]}) if (name := next(known, "")) else settings

@@ -46,6 +46,7 @@ def stablehlo_files(
     compute = _compute(run, model, _vocabulary(run, tokenizer))
     shapes = {path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in weights.items()}
     with numerics(run.model.dtype):
+        # Dims are symbolic: one program serves every size of batch and length up to the model's.
         exported = jax.export.export(jax.jit(compute), platforms=PLATFORMS)(shapes, _symbolic(run, fields))
         example = _example(run, fields, tokenizer)
         outputs = {name: np.asarray(x) for name, x in jax.jit(compute)(weights, example).items()}
@@ -76,6 +77,7 @@ def _as_program(run: Run) -> Run:
     """Returns the run as any platform computes it: without kernels of one kind of device, layers in a loop."""
     if not isinstance(run.model, TransformerConfig):
         return run
+    # Kernels of one kind of device do not run on others, and unrolled layers make a large program.
     model = dataclasses.replace(run.model, attention="reference", unroll=1, remat="none")
     return dataclasses.replace(run, model=model)
 
@@ -85,7 +87,7 @@ def _inputs(run: Run) -> dict[str, str]:
     task = run.task.kind != "off"
     names = run.text.sequences
     fields = batch_fields(run) if task else names
-    # Questions may have different numbers of alternatives, which an array beside the texts tells.
+    # Questions may have different numbers of alternatives; a further input array marks which are there.
     inputs = {name: fields[name] for name in (*names, *(("choices",) if run.task.kind == "choice" else ()))}
     return {**inputs, "slots": "i32 BP"} if "mlm" in objective_of(run).heads else inputs
 
@@ -119,9 +121,9 @@ def _vocabulary(run: Run, tokenizer: Tokenizer) -> int:
 def _compute(run: Run, model: Model, tokens: int) -> Callable[[Arrays, Arrays], dict[str, jax.Array]]:
     """Returns the function that becomes the program.
 
-    A task's run answers as `contexture predict` does. A pretrained run gives `hidden`, the last layer; an ELMo, whose
-    tasks mix its layers, all of them as `states`; a BERT the masked-LM `logits` at `slots`, a GPT those of the next
-    token at every place.
+    A fine-tuned run answers as `contexture predict` does. A pretrained run gives `hidden`, the last layer; an ELMo also
+    all layers as `states`, since its tasks mix them; a BERT also the masked-LM `logits` at `slots`; a GPT also the
+    next-token `logits` at every position.
     """
     objective, config, mixed = objective_of(run), run.model, FAMILIES[run.family].mix == "all"
 
@@ -129,11 +131,11 @@ def _compute(run: Run, model: Model, tokens: int) -> Callable[[Arrays, Arrays], 
         variables = {"params": nested(weights)}
         inputs = dict(inputs)
         if run.task.kind != "off":
-            if run.objective == "tag":  # a CRF reads tags with the text; -1 stands for none
+            if run.objective == "tag":  # a CRF reads tags with the text; -1: none
                 inputs["tags"] = jnp.full_like(inputs["mask"], -1)
             outputs = model.apply(variables, inputs, only=tuple(h for h in objective.heads if h != "lm"))
             assert isinstance(outputs, Outputs)
-            # The logits of all tokens: what is best among them depends on options that the file cannot ask for.
+            # The logits of all tokens: choosing among them depends on options that a program cannot take.
             span = outputs.heads.get("span")
             answers = objective.predictions(outputs) if span is None else {"logits": span}
             return {name: x for name, x in answers.items() if name != "may_hit"}
@@ -167,7 +169,7 @@ def _output_dims(run: Run, outputs: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def _example(run: Run, fields: Mapping[str, str], tokenizer: Tokenizer) -> dict[str, np.ndarray]:
-    """Returns inputs of two texts; where an example has several sequences, both are those of one."""
+    """Returns inputs of two texts; if an example has several sequences, both texts belong to one example."""
     if run.task.kind != "off":
         tokenizer = run.text.with_task_tokens(tokenizer)
     limit = _limit(run)
@@ -179,6 +181,7 @@ def _example(run: Run, fields: Mapping[str, str], tokenizer: Tokenizer) -> dict[
     batch = {name: x[None] if "A" in fields[name] else x for name, x in batch.items()}
     if "choices" in fields:
         batch["choices"] = np.ones((1, len(_EXAMPLE)), np.float32)
+    # One slot a row, at position 0.
     if "slots" in fields:
         batch["slots"] = np.zeros((2, 1), np.int32)
     return batch

@@ -20,23 +20,32 @@ from contexture.train.settings.sections import OptimConfig
 
 _TABLE = NameTable("vectors", (("vectors", "backbone/embeddings/tokens", "VD -> VD"),))
 UNKNOWN = "<unk>"
-"""The word whose vector, where a file has one, stands for words that the file lacks."""
+"""The word whose vector is used for words that a file lacks, if the file has it."""
 
 
 def open_vectors(
     file: Path, to: Path, lowercase: bool | None, word_splitter: str, notes: list[str], cancel: CancelToken
 ) -> ImportedModel:
-    """Reads a file of word vectors. Rows of the table: zeros for padding; for words that the file lacks, its `<unk>` or
-    the mean of all its vectors; then the file's.
+    """Reads a file of word vectors.
 
-    lowercase: whether words of a text are looked up in lower case; None: where no word of the file has a capital.
-    word_splitter: as of ELMo's words; auto: punctuation.
+    Rows of the table are zeros for padding; a vector for unknown words, the file's `<unk>` or the mean of all its
+    vectors; then the file's vectors.
 
-    Raises: DataError for a file that `read_word_vectors` refuses.
+    Args:
+        file: the file.
+        to: the run's folder.
+        lowercase: whether words of a text are looked up in lower case; None: if no word of the file has a capital.
+        word_splitter: how text is split into words, as for an ELMo; auto: punctuation.
+        notes: messages to log once the run is written.
+        cancel: may raise to stop the reading.
+
+    Raises:
+        DataError: when `read_word_vectors` refuses the file.
     """
     if file.is_dir():
         raise DataError(f"{file}: a folder; give the file of word vectors")
     read = read_word_vectors(file, cancel)
+    # Vectors without capitals were trained on lower-cased text.
     lowercase = all(word == word.lower() for word in read.words) if lowercase is None else lowercase
     split = "punctuation" if word_splitter == "auto" else word_splitter
     tokenizer = StaticWords(read.words, split, lowercase)

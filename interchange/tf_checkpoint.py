@@ -1,7 +1,7 @@
 """Reads TensorFlow's checkpoints (the bundle format, V2) without TensorFlow.
 
 A checkpoint is two kinds of file: `*.index`, a sorted table of entries, and `*.data-00000-of-00001`, the numbers. The
-table is LevelDB's: blocks of (key, value), a block that lists the blocks, and a footer that says where that one lies.
+table is LevelDB's: blocks of (key, value), a block that lists the blocks, and a footer with the position of that list.
 Each value is a BundleEntryProto: dtype 1, shape 2, shard 3, offset 4, size 5, checksum 6, slices 7.
 
 Every length and offset that a file names is checked against the file before anything is read there.
@@ -30,13 +30,16 @@ _CRC = 6
 def open_bundle(prefix: Path) -> Tensors:
     """Opens the tensors of a checkpoint: `open_bundle(Path("bert_model.ckpt"))`, without the file's ending.
 
-    Raises: DataError for files that are missing, truncated, compressed, big-endian, or damaged.
+    Raises:
+        DataError: when files are missing, truncated, compressed, big-endian, or damaged.
     """
     index = prefix.with_name(prefix.name + ".index")
     try:
         entries = dict(_table(read_plain(index), index))
+        # The empty key holds the header: the number of shards and the byte order.
         header = dict(message_fields(entries.pop(b"", b"")))
         shards = header.get(1, 0)
+        # A damaged number of shards would name billions of files.
         if header.get(2, 0) != 0 or not isinstance(shards, int) or not 1 <= shards <= 100_000:
             raise ValueError("its header names no shards, or another byte order")
         files = [prefix.with_name(f"{prefix.name}.data-{n:05d}-of-{shards:05d}") for n in range(shards)]
@@ -85,9 +88,10 @@ class Entry(NamedTuple):
 
 
 def _entry(key: bytes, value: bytes, lengths: list[int]) -> Entry:
-    """Reads the entry of a tensor, and sees that it lies within its file, whose lengths in bytes are given.
+    """Reads the entry of a tensor, and checks that the tensor is inside its file; `lengths` are the files' bytes.
 
-    Raises: ValueError for one that does not.
+    Raises:
+        ValueError: when it is not.
     """
     name = key.decode("utf-8")[:100]
     shape: list[int] = []
@@ -103,7 +107,7 @@ def _entry(key: bytes, value: bytes, lengths: list[int]) -> Entry:
             numbers[field] = int.from_bytes(content, "little")
         elif isinstance(content, int):
             numbers[field] = content
-    # Protocol buffers leave out what is 0: an absent field is one.
+    # Protocol buffers leave out fields that are 0.
     dtype, shard = _DTYPES.get(numbers.get(1, 0), f"number {numbers.get(1, 0)}"), numbers.get(3, 0)
     offset, size = numbers.get(4, 0), numbers.get(5, 0)
     if not shard < len(lengths) or offset + size > lengths[shard]:
@@ -116,11 +120,13 @@ def _entry(key: bytes, value: bytes, lengths: list[int]) -> Entry:
 def _table(raw: bytes, where: Path) -> Iterator[tuple[bytes, bytes]]:
     """Yields the (key, value) pairs of a sorted table, in order.
 
-    Raises: ValueError for a table that contradicts itself.
+    Raises:
+        ValueError: when the table contradicts itself.
     """
     if len(raw) < _FOOTER or int.from_bytes(raw[-8:], "little") != _MAGIC:
         raise ValueError("it ends with no footer")
-    # The footer: offset and size of a block of no use here, then of the block that lists the blocks, then the magic.
+    # The footer: offset and size of the metaindex block, which is not needed, and of the block that lists the blocks,
+    # then the magic number.
     footer = raw[-_FOOTER:-8]
     at = 0
     for _ in range(2):
@@ -138,10 +144,13 @@ def _table(raw: bytes, where: Path) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _block(raw: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the (key, value) pairs of a block: entries, places where whole keys stand, their number; behind it a byte
-    for the compression and a checksum.
+    """Yields the (key, value) pairs of a block.
 
-    Raises: ValueError for a block that contradicts itself.
+    A block holds entries, the offsets of entries with whole keys (restarts), and their number; a byte for the
+    compression and a checksum follow it.
+
+    Raises:
+        ValueError: when the block contradicts itself.
     """
     end = offset + size
     if end + 5 > len(raw) - _FOOTER or size < 4:
@@ -154,7 +163,7 @@ def _block(raw: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
     stop = end - 4 - 4 * restarts
     if stop < offset:
         raise ValueError("a block is shorter than its list of restarts")
-    # An entry is three lengths, the end of its key, and its value; the key's beginning is that of the key before.
+    # An entry is three lengths, the end of its key, and its value; the key begins with `shared` bytes of the last key.
     at, key = offset, b""
     while at < stop:
         shared, at = _varint(raw, at)
@@ -168,7 +177,7 @@ def _block(raw: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """Returns the number that stands at a place, seven bits to a byte, and the place behind it."""
+    """Returns the number at position `at`, stored in seven bits a byte, and the position behind it."""
     number = 0
     for shift in range(0, 64, 7):
         byte = raw[at]
@@ -180,14 +189,15 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
 
 
 def _masked(crc: int) -> int:
-    """The form in which TensorFlow stores a CRC-32C, so that the checksum of a text with checksums is not trivial."""
+    """Returns a CRC-32C in the masked form that TensorFlow stores, since CRCs of data that contains CRCs are weak."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def find_prefix(folder: Path, usual: str) -> Path:
     """Returns the checkpoint of a folder, without its ending: the one with the usual name, or the only one.
 
-    Raises: DataError for a folder with none or several.
+    Raises:
+        DataError: when the folder has none or several.
     """
     indexes = [folder / f"{usual}.index"] if (folder / f"{usual}.index").is_file() else sorted(folder.glob("*.index"))
     if len(indexes) != 1:

@@ -1,6 +1,6 @@
-"""Tensors that lie in published files, by name: their shapes at once, their numbers one tensor at a time.
+"""Tensors in published files, by name: shapes are read at once, numbers one tensor at a time.
 
-Nothing here runs what a file says: pickles are read by torch's reader of weights alone, and only where torch is there.
+No file can run code here: pickles are read only by torch's weights-only reader, and only if torch is installed.
 """
 
 import json
@@ -30,10 +30,12 @@ _WHOLE = "give files that were written whole"
 class Tensors:
     """The tensors of one model.
 
-    where   the file or folder, for messages
-    shapes  by name
-    kinds   numpy's name of each tensor's dtype
-    load    returns the numbers of one tensor in the dtype of the file
+    Args:
+        where: the file or folder, for messages.
+        shapes: the shape of each tensor, by name.
+        kinds: numpy's name of each tensor's dtype, by name.
+        load: name → the tensor's numbers in the dtype of the file.
+        lost: the tensors that were cut to float32 → the largest error, relative to the tensor's largest number.
     """
 
     where: str
@@ -41,16 +43,16 @@ class Tensors:
     kinds: Mapping[str, str]
     load: Callable[[str], Array]
     lost: dict[str, float] = field(default_factory=dict)
-    """The tensors that were cut to float32, and by how much of their greatest number at most."""
 
     def read(self, name: str) -> Array:
-        """Returns a tensor in float32. Raises: DataError for other kinds of numbers, and for NaN or infinity."""
+        """Returns a tensor in float32; other kinds of numbers, NaN and infinity are a DataError."""
         if self.kinds[name] not in _FLOATS:
             raise DataError(
                 f"{self.where}: the tensor {name} is of kind {self.kinds[name]}, not one of {', '.join(_FLOATS)}; give "
                 "weights in one of them"
             )
         stored = self.load(name)
+        # A float64 may be too large for float32: infinity is refused below.
         with np.errstate(over="ignore"):
             tensor = stored.astype(np.float32, copy=False)
         if not np.isfinite(tensor).all():
@@ -98,8 +100,10 @@ def _damage(file: Path, what: str) -> Iterator[None]:
 def open_folder(folder: Path) -> Tensors:
     """Opens the weights of a folder of transformers: safetensors, in one file or several, else torch's pickles.
 
-    Raises: DataError if there are none, or they are damaged.
+    Raises:
+        DataError: when there are none, or they are damaged.
     """
+    # Safetensors first: they hold numbers alone, and need no torch.
     for name, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickles)):
         if (folder / name).is_file():
             return read([folder / name], str(folder / name))
@@ -115,6 +119,7 @@ def _in_parts(index: Path, read: Callable[[list[Path], str], Tensors]) -> Tensor
     if not isinstance(parts, dict) or not parts or not all(isinstance(part, str) for part in parts.values()):
         raise DataError(f"{index}: weight_map does not say in which file each tensor lies; {_WHOLE}")
     for part in sorted(set(parts.values())):
+        # A name with folders in it could lead to any file of the machine.
         if Path(part).name != part or not os.path.isfile(index.parent / part):
             raise DataError(f"{index}: weight_map names {part[:100]!r}, which is no file of this folder; {_WHOLE}")
     tensors = read([index.parent / part for part in sorted(set(parts.values()))], str(index))
@@ -125,7 +130,7 @@ def _in_parts(index: Path, read: Callable[[list[Path], str], Tensors]) -> Tensor
 
 
 def read_json(file: Path) -> Any:
-    """Returns the JSON value of a file. Raises: DataError for a damaged file."""
+    """Returns the JSON value of a file; a damaged file is a DataError."""
     try:
         return json.loads(read_plain(file).decode("utf-8-sig"))
     except DataError:
@@ -142,7 +147,7 @@ def _together(
     tensors: Mapping[Path, Mapping[str, tuple[Shape, str]]],
     load: Callable[[Path, str], Array],
 ) -> Tensors:
-    """Returns the tensors of several files as one. Raises: DataError for a name that is in two files."""
+    """Returns the tensors of several files as one; a name that is in two files is a DataError."""
     place: dict[str, Path] = {}
     for file in files:
         for name in tensors[file]:
@@ -196,6 +201,7 @@ def _pickles(files: list[Path], where: str) -> Tensors:
     for file in files:
         with _damage(file, "torch's weights"):
             state = opened(file)
+            # A sparse tensor is no plain array of numbers.
             dense = isinstance(state, dict) and all(
                 isinstance(k, str) and isinstance(x, torch.Tensor) and x.layout == torch.strided
                 for k, x in state.items()
@@ -223,7 +229,8 @@ def _is_zip(file: Path) -> bool:
 def open_npy(folder: Path, parts: int, names: Mapping[str, Shape]) -> Tensors:
     """Opens numbers that are concatenated in params_0.npy … of a folder, as tensors of these shapes, in order.
 
-    Raises: DataError if a part is missing or damaged, or they hold more or fewer numbers.
+    Raises:
+        DataError: when a part is missing or damaged, or they hold more or fewer numbers.
     """
     files = [folder / f"params_{number}.npy" for number in range(parts)]
     flat: list[Array] = []
@@ -246,6 +253,7 @@ def open_npy(folder: Path, parts: int, names: Mapping[str, Shape]) -> Tensors:
     def load(name: str) -> Array:
         start, stop = starts[name], starts[name] + math.prod(names[name])
         pieces = []
+        # A tensor may begin in one part and end in another.
         for array, end in zip(flat, ends.tolist(), strict=True):
             begin = end - len(array)
             if begin < stop and start < end:

@@ -100,6 +100,7 @@ def _mixes(params: Params, head: HeadConfig, states_NLD: np.ndarray) -> list[Wor
     mixes: list[WordMix] = []
     for place, mix in learned_mixes(params).items():
         shares_NL = np.array(mix["weights"], np.float32)[:, None] * lengths_NL[layers]
+        # 1e-30: a word whose vectors are all zero has no shares.
         shares_NL /= np.maximum(shares_NL.sum(0), 1e-30)
         mixes.append({"place": place, "layers": layers, **mix, "shares": None if head.mix_norm else shares_NL})
     return mixes

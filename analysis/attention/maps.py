@@ -156,6 +156,7 @@ def token_sequence(
         if not ids:
             raise DataError(f"{name}: {texts[name][:60]!r} has no token of the vocabulary; give another text")
     family = text_family(config)
+    # A GPT that was not fine-tuned has no special tokens.
     begin, between, end = family.marks(tokenizer) or (None, None, None)
     if begin is None and second is not None:
         raise DataError("second: this GPT was not fine-tuned on pairs and reads one text; leave the second one out")
@@ -190,6 +191,7 @@ def layer_maps(
     fields = {"tokens": (sequence.ids, pad), "segments": (sequence.segments, 0), "mask": ([1] * count, 0)}
     batch = {name: np.array([values + [fill] * (width - count)], np.int32) for name, (values, fill) in fields.items()}
     inputs = _layer_inputs(config, params, batch)
+    # The layers' parameters are stacked on a leading N.
     stacked = params["backbone"]["layers"]  # pyright: ignore[reportIndexIssue]
     of_head = np.array(heads) - 1
     for layer in layers:

@@ -123,7 +123,9 @@ def _attention_data(
     maps = layer_maps(config, opened.params, tokenizer.pad, sequence, layer_numbers, head_numbers)
     for number, one in zip(layer_numbers, maps, strict=True):
         weights[f"weights-{number}"] = packed(np.round(one.weights * 10**decimals).astype(np.uint16))
+        # float16 is packed as its bits, since `packed` takes 16-bit integers.
         neurons[number] = packed(np.stack([one.queries, one.keys]).astype(np.float16).view(np.uint16))
+    # Weights come first: queries and keys share the room that is left.
     kept = _spread(layer_numbers, neurons, LARGEST - sum(map(len, weights.values())))
     # Layers are counted from 1 here: every second one is banded.
     windows = [config.local_window if n % 2 == 0 else 0 for n in layer_numbers]
@@ -169,6 +171,7 @@ def packed(x: np.ndarray) -> str:
 
 def _spread(numbers: Sequence[int], sizes: dict[int, str], room: int) -> list[int]:
     """Returns as many layers as have room, spread evenly from the first to the last."""
+    # The largest number of layers that fits.
     for count in range(len(numbers), 0, -1):
         kept = [numbers[place] for place in np.round(np.linspace(0, len(numbers) - 1, count)).astype(int)]
         if sum(len(sizes[number]) for number in kept) <= room:

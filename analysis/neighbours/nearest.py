@@ -53,6 +53,7 @@ def nearest(
     # All parts of the queries are padded to one shape, and all blocks too: one program is compiled.
     rows = min(_QUERIES, max(count, 1))
     parts = [_filled(queries_QD[first : first + rows], rows) for first in range(0, max(count, 1), rows)]
+    # -inf: any vector takes the place of an empty one.
     best = [(jnp.full((rows, top), -jnp.inf), jnp.full((rows, top), -1, jnp.int32)) for _ in parts]
     seen = 0
     for block_ND in _blocks(vectors, width):
@@ -110,6 +111,7 @@ def _merged(
     """Returns the nearest of those before and of a block, whose first `own` vectors count from `seen` on."""
     # float32 on every device: by default some round the factors of a matrix product to 16 bits.
     cosines_QN = jnp.matmul(_unit(queries_QD), _unit(block_ND).T, precision=jax.lax.Precision.HIGHEST)
+    # Rows that only fill up the block are never neighbours.
     cosines_QN = jnp.where(jnp.arange(len(block_ND)) < own, cosines_QN, -jnp.inf)
     top = cosines_QK.shape[1]
     block_QK, places_QK = jax.lax.top_k(cosines_QN, min(top, len(block_ND)))

@@ -50,6 +50,7 @@ def sentence_neighbours(
     """
     vectors_QD = np.concatenate(list(sentence_vectors(model, queries, how, cancel)))
     result = _nearest(sentence_vectors(model, lines(), how, cancel), vectors_QD, top, how, cancel)
+    # A second reading of the text keeps only the lines that are shown.
     needed = {int(number) for number in result.numbers.ravel()}
     texts = {number: text for number, text in enumerate(lines()) if number in needed}
     return [
@@ -74,7 +75,7 @@ def word_neighbours(
     how: VectorOptions = VectorOptions(),  # noqa: B008  # frozen
     cancel: CancelToken = NEVER,
 ) -> SentenceNeighbours:
-    """Returns the `top` words of the text, each in its line, whose vectors are the nearest to that of `word` in `text`.
+    """Returns the `top` words of the lines, each in its context, with vectors nearest to `word`'s vector in `text`.
 
     Words are separated by white space. A word of several pieces has the mean of their vectors.
 
@@ -100,6 +101,7 @@ def word_neighbours(
             yield f"line {number + 1}", line.split()
 
     result = _nearest(word_vectors(model, split_lines(), how, cancel), vector_1D, top, how, cancel)
+    # Vectors are numbered over the words of all lines: a word's line is the first that ends behind it.
     ends = np.cumsum(counts)
     at = np.searchsorted(ends, result.numbers[0], side="right")
     texts = {number: line for number, line in enumerate(lines()) if number in {*at.tolist()}}
@@ -129,5 +131,6 @@ def _nearest(
         return nearest(parts, queries_QD, top, cancel)
     # Whitening reads all vectors before it can change the first: they wait on disk, and are not computed twice.
     with on_disk(parts) as read:
+        # The queries are whitened by the text's vectors too, so that both lie in one space.
         whitening = fit_whitening(read(), how.dimensions)
         return nearest(map(whitening, read()), whitening(queries_QD), top, cancel)

@@ -69,6 +69,7 @@ def word_vectors(
                 yield waiting[-1].units
 
     for array in _embedded(model, units(), EmbedOptions(layers=layers, batch=how.batch), cancel):
+        # Vectors come in the order of the lines, so they belong to the one that has waited longest.
         vectors = embed.word_vectors(array, waiting.pop(0))
         yield combine(vectors)
 

@@ -88,6 +88,7 @@ def pair_similarities(
     vectors_ND = np.asarray(vectors_ND, np.float64)
     norm_N = np.linalg.norm(vectors_ND, axis=1)
     unit_ND = vectors_ND / np.where(norm_N == 0, 1, norm_N)[:, None]
+    # Texts alternate: first and second of a pair.
     return (unit_ND[0::2] * unit_ND[1::2]).sum(1)
 
 

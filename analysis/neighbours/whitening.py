@@ -50,6 +50,7 @@ def fit_whitening(vectors: Iterable[NDArray[np.float32]], dimensions: int = 0) -
         raise DataError(f"whitening takes two vectors or more, and there are {count}; leave it out")
     mean_D = total_D / count
     variance_E, directions_DE = np.linalg.eigh(squares_DD / count - np.outer(mean_D, mean_D))
+    # eigh sorts the variances in ascending order.
     variance_E, directions_DE = variance_E[::-1], directions_DE[:, ::-1]
     kept = int((variance_E > _LEAST * max(variance_E[0], 0)).sum()) if variance_E[0] > 0 else 0
     if not kept:
@@ -57,4 +58,5 @@ def fit_whitening(vectors: Iterable[NDArray[np.float32]], dimensions: int = 0) -
     if dimensions > kept:
         raise DataError(f"dimensions={dimensions}, and the vectors vary in {kept} directions; give at most {kept}")
     kept = dimensions or kept
+    # mean_D was taken around the first vector.
     return Whitening(mean_D + shift_D, directions_DE[:, :kept] / np.sqrt(variance_E[:kept]))

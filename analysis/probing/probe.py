@@ -92,6 +92,7 @@ def probe(
             labels = label_names(sentences)
             given = {"train": sentences, "dev": dev[task], **({"test": test[task]} if test else {})}
             sets = {name: _encoded(each, place, features, labels, task, name) for name, each in given.items()}
+            # The same features serve all seeds.
             row = _over_seeds(lambda each, sets=sets: _probe_task(sets, features, numbers, each, cancel), how)
             row |= {"labels": len(labels), "left_out": {n: s.left_out for n, s in sets.items()}}
             row |= {"unknown_labels": {n: dict(s.unknown) for n, s in sets.items() if n != "train"}}
@@ -150,6 +151,7 @@ def _probe_task(
     if len({each.spans_TS2.shape[1] for each in sets.values()}) > 1:
         raise DataError("the targets of one set are pairs of spans, those of another single spans; give one kind")
     measured = "test" if "test" in sets else "dev"
+    # all: mixes of the layers up to each one; each: single layers; else one mix of the given layers.
     which = {
         "all": [numbers[: n + 1] for n in range(len(numbers))],
         "each": [[n] for n in numbers],
@@ -184,6 +186,7 @@ def _probe_task(
     }
     if how.control:
         tasks = {name: control_task(each, train.labels_TC, how.seed) for name, each in sets.items()}
+        # The control task is probed like the main figures: each layer, or the mix of all.
         read_PN = layers_PN if layers == "each" else layers_PN[-1:]
         _, counts = train_and_measure(tasks, read_PN, "control probe")
         control_f1 = [micro_f1(each) for each in counts]

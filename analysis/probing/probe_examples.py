@@ -72,6 +72,7 @@ def encode_targets(
                     f"{sentence.origin}: targets of {len(own)} and of {count} spans in one set; give one kind"
                 )
             units = [features.units_of(number, *span) for span in own]
+            # None: the sentence is too long for the model.
             present = [each for each in units if each is not None]
             if len(present) < len(own):
                 left_out += 1

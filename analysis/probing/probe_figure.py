@@ -33,6 +33,7 @@ def draw_probes(rows: Sequence[ProbeRow], folder: Path, theme: Theme = "light") 
     """
     newest: dict[tuple[str, str, str, str], ProbeRow] = {}
     for row in rows:
+        # Of several checkpoints of a run the figure shows the newest.
         key = row["run"], row["task"], row["probes"], str(row["layers"])
         if key not in newest or row["step"] >= newest[key]["step"]:
             newest[key] = row
@@ -57,6 +58,7 @@ def tasks_figure(rows: Sequence[ProbeRow], theme: Theme = "light") -> "Figure":
     top = max(layer for row in rows for layer in row["layers"])
     labelled: set[str] = set()
 
+    # All panels share one legend: each label is given once.
     def once(label: str) -> str:
         new = label not in labelled
         labelled.add(label)

@@ -61,7 +61,6 @@ def computed_features(
     model takes is left out.
 
     Args:
-        model: the frozen model.
         sentences: the origin of each, file:line, by its words.
         in_spans: bool, which words of each are inside a span; the others' vectors are not kept.
         folder: for a temporary file of features that take more than `in_memory` bytes.
@@ -86,6 +85,7 @@ def computed_features(
             starts.append(None)
             ends.append(None)
             continue
+        # Words outside of all spans keep no units.
         sizes = np.where(in_spans[words], each.ends - each.starts, 0)
         bounds = count + np.cumsum([0, *sizes])
         starts.append(bounds[:-1])

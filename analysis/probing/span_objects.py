@@ -42,6 +42,7 @@ def read_objects(path: Path) -> Iterator[Sentence]:
             raise DataError(f"{origin}: no list of targets; give {_FORM}")
         read = tuple(_target(each, words, origin) for each in targets)
         for target in read:
+            # The first target of the file decides.
             pairs = target.span2 is not None if pairs is None else pairs
             if pairs != (target.span2 is not None):
                 where = "no span2 where others have one" if pairs else "a span2 where others have none"

@@ -149,10 +149,12 @@ def _entities(path: Path) -> Iterator[Sentence]:
     known = entity_tags(list(dict.fromkeys(cells[-1] for words in _sentences(path) for _, cells in words)))
     for words in _sentences(path):
         targets, begin, kind = list[Target](), 0, ""
+        # A last O ends an entity at the end of the sentence.
         for n, (number, cells) in enumerate([*words, (0, ["O"])]):
             if known is None and entity_tags([OUTSIDE, "B-TYPE", cells[-1]]) is None:
                 raise DataError(f"{path}:{number}: {cells[-1]!r} is no tag of an entity; give O, B-TYPE or I-TYPE")
             mark, _, own = (known or {}).get(cells[-1], cells[-1]).partition("-")
+            # B and S begin a new entity, also behind one of the same type.
             if kind and (mark in ("O", "B", "S") or own != kind):
                 targets.append(Target((begin, n), None, (kind,)))
                 kind = ""

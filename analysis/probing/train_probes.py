@@ -150,6 +150,7 @@ def _fields(batch: ProbeBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.n
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _start(seed: int, sizes: tuple[int, int, int, int], count: int) -> tuple[ProbeParams, optax.OptState]:
     one = init_probe(jax.random.key(seed), *sizes)
+    # All probes start from the same parameters, so that they differ only in the layers that they read.
     params: ProbeParams = jax.tree.map(lambda x: jnp.repeat(x[None], count, 0), one)
     return params, optax.adam(0.0).init(params)  # the rate is given to each step
 
@@ -177,6 +178,7 @@ def _step(
         # The probes share no parameters, so the gradient of the sum of their losses holds each one's own gradient.
         return (losses_PB * weight_B[None]).sum() / weight_B.sum()
 
+    # The rate is an argument, so that one compiled step serves every rate.
     updates, moments = optax.adam(rate).update(jax.grad(loss)(params), moments)
     return optax.apply_updates(params, updates), moments  # pyright: ignore[reportReturnType]
 

@@ -75,6 +75,7 @@ class BertScorer(TokenScorer):
     def _fields(self, rows: Sequence[Row], batch: int) -> Batch:
         fields = token_lines([row.read for row in rows], batch, self.pieces.pad, self.config.length)
         slots_B1, labels_B1 = np.zeros((batch, 1), np.int32), np.zeros((batch, 1), np.int32)
+        # Rows that fill up the batch predict position 0, and nobody reads it.
         slots_B1[: len(rows)] = [row.places for row in rows]
         labels_B1[: len(rows)] = [row.labels for row in rows]
         return {**fields, "slots": slots_B1, "labels": labels_B1}
@@ -85,6 +86,7 @@ class BertScorer(TokenScorer):
 
     def continuation(self, context: str, continuation: str, number: int) -> Continuation:
         before, own = split_tokens(context, continuation, number, self.pieces)
+        # [CLS] and [SEP] take two positions.
         kept, lost = fitted(before, own, self.config.length - 2, number)
         return Continuation(list(self._masked([*kept, *own], len(own), number)), len(own), lost)
 

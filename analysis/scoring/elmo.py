@@ -44,7 +44,7 @@ class ElmoScorer(TokenScorer):
     unit = "sentences"
 
     def check(self, model: Model) -> None:
-        """Raises: DataError for a model without a softmax over words, and for windows."""
+        """Raises: DataError when the model has no softmax over words, or windows are asked for."""
         if "heads_bilm" not in self.params:
             raise DataError("this run has no softmax over words: its task's run left it behind; give a pretrained run")
         if self.length or self.stride:
@@ -68,6 +68,7 @@ class ElmoScorer(TokenScorer):
                     number += 1
 
     def _row(self, sentence: list[str], number: int) -> Row:
+        # A word that the vocabulary lacks is read by its characters, and scored as <UNK>.
         labels = [self.words.ids.get(word, self.words.unk) for word in sentence]
         return Row(sentence, range(len(sentence) + 1), [*labels, self.words.end], number)
 
@@ -104,6 +105,7 @@ class ElmoScorer(TokenScorer):
         for half, (direction, suffix) in enumerate(_FIELDS.items()):
             at = [(number, place) for number, row in enumerate(rows) for place in row.places]
             places = np.array([number for number, _ in at]), np.array([place for _, place in at])
+            # The forward half of D comes first.
             x_PJ = jax.numpy.split(hidden_BLD, 2, -1)[half][places]
             labels = fields[f"next{suffix}"][places].tolist()
             own = iter(predictions_of_vectors(x_PJ, head["kernel"], head["bias"], labels, top, self.words))
@@ -130,6 +132,7 @@ class ElmoScorer(TokenScorer):
 
     def result(self, totals: TextCounts, nats: dict[str, float], unknown: int) -> TextScore:
         tokens = totals["tokens"]
+        # Each direction predicts as many tokens: the mean of both.
         loss = sum(nats.values()) / 2 / tokens
         return {
             **totals,

@@ -50,6 +50,7 @@ class GptScorer(TokenScorer):
             line = totals["documents"]
             (ids,) = encode_checked([text], [f"document {line}"], self.tokenizer)
             if self.tokenizer.end is not None:
+                # With a token to begin from, the document's first token is scored too.
                 ids = [self.tokenizer.end, *ids]
             else:
                 # The first token is not scored, so its words and bytes are not counted either.

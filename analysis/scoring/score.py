@@ -47,6 +47,7 @@ def score(scorer: TokenScorer, documents: Iterable[str], *, batch: int = 8, canc
         together = max(min(_SORTED, _TOKENS // (batch * (scorer.length or 64))), 1)
         for some in chunks(scorer.rows(documents, totals), batch * together):
             cancel.check()
+            # Rows of similar length share a batch, so that little is padding.
             yield from sorted(some, key=lambda row: len(row.read))
 
     for row, predicted in scorer.predicted(by_length(), batch, cancel):
@@ -73,6 +74,7 @@ def token_scores(
     for group in chunks(scorer.rows(documents, totals), batch):
         cancel.check()
         for row, predictions in zip(group, scorer.guess(group, batch, min(top, scorer.tokenizer.size)), strict=True):
+            # A document may have several rows: its tokens end where the next document begins.
             if row.line != line and tokens:
                 yield tokens
                 tokens = []

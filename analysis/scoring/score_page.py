@@ -1,4 +1,4 @@
-"""One page that colours each token of a text by its log-probability, or by the entropy of what the model expected."""
+"""One page that colours each token of a text by its log-probability, or by the entropy of the model's prediction."""
 
 import math
 from collections.abc import Iterable, Mapping

@@ -175,6 +175,7 @@ class TokenScorer(ABC):
         before: tuple[Sequence[Row], Any] | None = None
         for group in chunks(rows, batch):
             cancel.check()
+            # jax returns before the device is done; the batch before is fetched meanwhile.
             computed = self.compute(group, batch)
             if before is not None:
                 yield from self._fetched(*before)
@@ -216,6 +217,7 @@ def split_tokens(context: str, continuation: str, number: int, tokenizer: Tokeni
     at = [f"example {number}"] * 2
     both, before = encode_checked([context + continuation, context], at, tokenizer)
     own = both[len(before) :]
+    # A piece spans the border: its probability would mix context and continuation.
     if both[: len(before)] != before or not own:
         (own,) = encode_checked([continuation], at[:1], tokenizer)
     if not own:
@@ -230,6 +232,7 @@ def fitted(before: list[int], own: list[int], room: int, number: int, least: int
     """
     if len(own) > room - least:
         raise DataError(f"example {number}: the continuation has {len(own)} tokens, and the model takes {room - least}")
+    # The context's beginning is cut, which is the farthest from the continuation.
     kept = before[max(len(before) + len(own) - room, 0) :]
     return kept, len(before) - len(kept)
 
@@ -291,6 +294,7 @@ def predictions_of(guessed: Guesses, count: int, name: Callable[[int], str]) -> 
     return [
         Prediction(
             log_prob,
+            # Rounding may leave an entropy a little below 0.
             max(entropy, 0.0),
             rank,
             [{"token": name(id), "score": prob} for id, prob in zip(own, shares, strict=True)],
@@ -315,6 +319,7 @@ def predictions_of_vectors(
         missing = _TOGETHER - len(own)
         part_PD = jnp.pad(x_PD[first : first + _TOGETHER], ((0, missing), (0, 0)))
         label_P = np.array([*own, *[0] * missing], np.int32)
+        # Rows of the table beyond the vocabulary are padding and have no name.
         guessed = _vector_guesses(min(tokenizer.size, table_VD.shape[0]), top, part_PD, table_VD, bias_V, label_P)
         predictions += predictions_of(guessed, len(own), tokenizer.token)
     return predictions

@@ -50,6 +50,7 @@ def cluster(unit_ND: NDArray[np.float64], clusters: int = 0, seed: int = 0) -> N
 
 
 def _rank(value: float | None) -> float:
+    # Below all defined silhouettes, which are at least -1.
     return -2.0 if value is None else value
 
 

@@ -60,6 +60,7 @@ def layer_vectors(
     arrays = embed.embed(model, params, tokenizer, units, EmbedOptions(batch=batch), cancel=cancel, trained=trained)
     for (each, numbers), array_LUD in zip(split, arrays, strict=True):
         own = [occurrences[number].place for number in numbers]
+        # Only the word's own pieces are averaged, of the whole sentence's vectors.
         bounds = SplitWords(each.units, each.starts[own], each.ends[own])
         vectors_NLD[numbers] = embed.word_vectors(array_LUD, bounds).swapaxes(0, 1)
     return vectors_NLD[kept], kept

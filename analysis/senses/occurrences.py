@@ -66,6 +66,7 @@ class Sample(Generic[T]):
     def offer(self, item: T) -> None:
         if len(self._kept) < self.size:
             self._kept.append((self.count, item))
+        # Item n is kept with probability size / n, in the place of a random one.
         elif (place := self._random.randrange(self.count + 1)) < self.size:
             self._kept[place] = self.count, item
         self.count += 1
@@ -75,7 +76,7 @@ class Sample(Generic[T]):
 
 
 def check_files(files: Sequence[str], text: str, sense: str) -> None:
-    """Raises: DataError for a file that is missing or of another kind, and for columns of a file that has none."""
+    """Raises: DataError when a file is missing or of another kind, or columns are named of a file without columns."""
     for file in files:
         if inner_suffix(file) in _TABLES or Path(file).is_dir():
             check_sources([file], "input")
@@ -167,7 +168,7 @@ def sentence_words(tokenizer: Any) -> Callable[[str], tuple[Sequence[str], Seque
 
 
 def check_word(word: str, tokenizer: Tokenizer) -> None:
-    """Raises: DataError for what is not one word."""
+    """Raises: DataError when `word` is not one word as the run splits text."""
     words, _ = sentence_words(tokenizer)(word)
     if list(words) != [word]:
         parts = f", and {word!r} is {len(words)}: {', '.join(words)}" if words else ""
@@ -216,6 +217,7 @@ def collect(
     check_word(word, tokenizer)
     split = sentence_words(tokenizer)
     sample = Sample[Occurrence](max_occurrences, seed)
+    # A sample of size 0 keeps nothing: without a baseline no other words are held in memory.
     others = Sample[Occurrence](SAMPLED_WORDS if baseline else 0, seed)
     sought, other_case, read = word.casefold(), 0, 0
     for sentence in sentences:

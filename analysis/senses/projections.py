@@ -38,6 +38,7 @@ def project(
         points_LN2[layer], shares_L2[layer] = _pca(unit_ND)
         if how == "tsne":
             points_LN2[layer] = _tsne(unit_ND, seed)
+        # Turned to agree with the layer before, so that points can be followed from panel to panel.
         elif layer:
             turned = (points_LN2[layer] * points_LN2[layer - 1]).sum(0) < 0
             points_LN2[layer] *= np.where(turned, -1.0, 1.0)

@@ -74,6 +74,7 @@ def write_senses_page(
             **row,
             "name": layer_name(row["layer"]),
             "group": n if len(groups) > 1 else 0,
+            # Scaled to [-1, 1], whatever the spread of a layer.
             "points": np.round(points_LN2[n] / max(float(np.abs(points_LN2[n]).max()), 1e-12), 4).tolist(),
             "nearest": _nearest(unit_NLD[:, n]),
             "note": _note(None if shares_L2 is None else shares_L2[n], points_LN2[n]),
@@ -116,6 +117,7 @@ def _static_layer(static: StaticSimilarities, count: int, group: int) -> dict[st
 
 def _marked(text: str, split: list[str], place: int) -> dict[str, str]:
     """Returns a sentence in three parts: the text before the word, the word, the text after it."""
+    # Word by word, since an equal word may occur before this one.
     start = 0
     for word in split[:place]:
         start = text.index(word, start) + len(word)

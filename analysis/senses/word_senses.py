@@ -121,10 +121,12 @@ def word_senses(
         return vectors_NLD, [each for each, own in zip(them, kept, strict=True) if own]
 
     vectors_NLD, occurrences = vectors_of(given.occurrences)
+    # Counted again: occurrences in long sentences are left out.
     _check_enough(word, len(occurrences), clusters)
     baselines = None
     if how.adjust_anisotropy:
         others_NLD, others = vectors_of(given.others)
+        # casefold: a word in another case is no different word.
         baselines = _baselines(others_NLD, [each.words[each.place].casefold() for each in others])
     return {
         "word": word,
@@ -164,6 +166,7 @@ def _parted(
     """Returns the senses or clusters of occurrences, and how well the vectors of each layer separate them."""
     unit_NLD, senses = unit_length(vectors_NLD.astype(np.float64)), _senses(occurrences)
     layers = range(unit_NLD.shape[1])
+    # Clusters are found at each layer; senses are the same at all.
     if senses is None:
         groups = [cluster(unit_NLD[:, layer], clusters, seed) for layer in layers]
     else:

@@ -45,6 +45,7 @@ def tsv_writer(file: Path, of: str, layers: str) -> Iterator[WriteText]:
             line, array = next(lines), np.asarray(array, np.float32)
             if of == "sentences":
                 array, names = array[..., None, :], [text]
+            # [layers, names, D], with one layer too.
             blocks = array if array.ndim == 3 else array[None]
             if not started:
                 columns = ["line", _COLUMNS[of], *(["layer"] if several else []), *map(str, range(array.shape[-1]))]

@@ -24,12 +24,9 @@ BY_LINE, MATRIX, TEXT = (".hdf5", ".h5", ".npz"), (".npy", ".parquet", ".safeten
 
 
 class Write(Protocol):
-    """Writes the next line.
+    """Writes the next line: its text, its vectors, and for words or tokens the name of each vector.
 
-    Args:
-        text: the line.
-        array: its vectors, [layers, units, D] or [units, D]; for sentences [D] or [layers, D].
-        names: the words or tokens of the vectors; () for sentences.
+    The vectors are [layers, units, D] or [units, D]; for sentences [D] or [layers, D].
     """
 
     def __call__(self, text: str, array: np.ndarray, names: Sequence[str] = (), /) -> None: ...
@@ -60,6 +57,7 @@ def resolve(file: Path, layers: str, pool: str, of: str = "auto", *, overwrite: 
         DataError: when the suffix is unknown, the file exists or its folder does not, or this kind of file cannot hold
             such vectors.
     """
+    # Checked first: a wrong name is an error before the model is loaded.
     _check_free(file, overwrite)
     suffix = file.suffix
     if of == "auto":
@@ -143,6 +141,7 @@ def _npz(file: Path, of: Of) -> Iterator[Write]:
         def write(text: str, array: np.ndarray, names: Sequence[str] = ()) -> None:
             nonlocal lines
             for member, content in ((f"{lines}", array), (f"{of}/{lines}", np.array(names, np.str_))):
+                # force_zip64: an array may exceed 4 GiB, which is not known when its header is written.
                 with opened.open(f"{member}.npy", "w", force_zip64=True) as place:
                     np.lib.format.write_array(place, content)
             lines += 1

@@ -19,6 +19,7 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.train.losses import is_hit
 
+# Underscores within a word are no blank.
 _BLANK = re.compile(r"XXXXX|(?<![\w_])_+(?![\w_])")
 MEASURES = {
     "accuracy": "the alternative of the highest log p",
@@ -40,7 +41,7 @@ def filled(text: str, alternative: str, number: int) -> tuple[str, str]:
         context, rest = text.rstrip(), ""
     else:
         context, rest = text[: blanks[0].start()].rstrip(), text[blanks[0].end() :]
-    # Byte-level pieces begin with the space before a word: it belongs to what is scored.
+    # Byte-level pieces begin with the space before a word, so the space is scored with the alternative.
     return context, f"{' ' if context else ''}{alternative.strip()}{rest}"
 
 
@@ -101,6 +102,7 @@ def choose(
     scored = [*map(dict(scores).__getitem__, pairs)]
     log_probs = np.array([each.log_prob for each in scored])
     tokens = np.array([each.tokens for each in scored])
+    # At least 1: an alternative may be empty.
     sizes = np.array([max(len(own.strip().encode()), 1) for _, own in pairs])
     ends = np.cumsum([len(own) for own in choices])[:-1]
     values = dict(zip(MEASURES, (log_probs, log_probs / tokens, log_probs / sizes), strict=True))

@@ -81,6 +81,7 @@ def _turns(file: str, number: int, story: object) -> Iterator[Question]:
     document = _text(story, "story", at)
     name = str(story.get("id", number))
     asked = _texts(story.get("questions"), f"{at}.questions")
+    # The first answers are the conversation's own; others may have been collected for the same questions.
     answers = [_texts(story.get("answers"), f"{at}.answers")]
     others = story.get("additional_answers") or {}
     if not isinstance(others, dict | list):

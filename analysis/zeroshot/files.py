@@ -126,6 +126,7 @@ def book_questions(file: str) -> Questions:
             if story:
                 raise DataError(f"{file}:{number}: a question ends after {len(story)} lines; it has {_LINES}")
             continue
+        # The numbers are checked: a lost line would shift all questions after it.
         count, _, sentence = text.strip().partition(" ")
         if count != str(len(story) + 1):
             raise DataError(
@@ -174,6 +175,7 @@ def with_shots(asked: Questions, shown: Questions, shots: int, seed: int) -> lis
     questions = list(zip(shown.texts, shown.choices, strict=True))
     texts: list[str] = []
     for number, question in enumerate(zip(asked.texts, asked.choices, strict=True)):
+        # A question that is among the examples must not show its own answer.
         others = [n for n, each in enumerate(questions) if each != question]
         if shots > len(others):
             raise DataError(

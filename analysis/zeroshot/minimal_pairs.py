@@ -84,6 +84,7 @@ def minimal_pairs(
         DataError: as `choose`.
     """
     sentences = [(pair.good, pair.bad) for pair in pairs]
+    # Each pair is a choice between two whole sentences, without a context.
     scored = choose(model, [""] * len(pairs), sentences, [0] * len(pairs), batch=batch, cancel=cancel)
     hits = [is_hit(log_probs, 0) for log_probs in scored["log_probs"]]
     paradigms = []
@@ -91,6 +92,7 @@ def minimal_pairs(
         own = [(pair, hit) for pair, hit in zip(pairs, hits, strict=True) if pair.uid == uid]
         row = {"UID": uid, "linguistics_term": own[0][0].term, "field": own[0][0].field, "examples": len(own)}
         paradigms.append({**row, **_figures([float(hit) for _, hit in own])})
+    # The mean over paradigms, not over pairs, as in the paper: all weigh the same.
     every = _mean(paradigms)
     return {
         "examples": len(pairs),

@@ -62,6 +62,7 @@ def translation_prompts(texts: Sequence[str], shown: ReferencedTexts, shots: int
     pairs = [f"{text} = {_line(right[0])}\n" for text, right in zip(sources, shown.references, strict=True)]
     prompts: list[str] = []
     for number, text in enumerate(map(_line, texts)):
+        # A text that is among the examples must not show its own translation.
         others = [n for n, each in enumerate(sources) if each != text] if shots else []
         if shots > len(others):
             raise DataError(

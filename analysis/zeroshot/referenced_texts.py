@@ -102,6 +102,7 @@ def _column(table: Table, asked: str, usual: Sequence[str], role: str, option: s
     names = table.names or ()
     for name in (asked,) if asked else usual:
         same = [place for place, each in enumerate(names) if each == name]
+        # Exact names first, then names in any case.
         same = same or [place for place, each in enumerate(names) if each.lower() == name.lower()]
         if len(same) > 1:
             places = " or ".join(str(place + 1) for place in same)

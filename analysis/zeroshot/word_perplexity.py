@@ -29,12 +29,15 @@ def join_tokens(text: str) -> str:
     """Returns a tokenised text as plain text: no space before punctuation, within brackets, quotes or words."""
     for mark, plain in _WITHIN_WORDS.items():
         text = text.replace(mark, plain)
+    # Only before white space: a mark that begins a word, as in `.5`, stays apart.
     text = re.sub(r" ([.,:;!?])(?=\s|$)", r"\1", text)
     for left, right in _PAIRS:
         text = re.sub(rf"(?<!\S){left} ([^\n]*?) {right}(?=\W|$)", lambda m: m[0][0] + m[1] + m[0][-1], text)
     for ending in _ENDINGS.split():
         text = re.sub(rf" {ending}(?!\w)", ending, text)
+    # The possessive of plurals: `boys ' toys`.
     text = re.sub(r"(?<=s) '(?=\s|$)", "'", text)
+    # WikiText's headings of lower levels: `= = Section = =`.
     text = re.sub(r"=(?: =)+", lambda m: m[0].replace(" ", ""), text)
     text = text.replace(" ° ", "°")
     return re.sub(r" ?\n ?", "\n", text)
@@ -68,6 +71,7 @@ def word_perplexity(
     Raises:
         DataError: when the text has no words, and as `score`.
     """
+    # Counted while the scorer reads the lines: a corpus may be larger than memory.
     words = ends = 0
 
     def counted() -> Iterator[str]:
@@ -84,6 +88,7 @@ def word_perplexity(
     )
     if not words:
         raise DataError("there is no word to score in the text; give text")
+    # From the mean per token back to the sum.
     nats = scored["loss"] * scored["tokens"]
     return {
         "documents": scored["documents"],
@@ -104,6 +109,7 @@ def _articles(lines: Iterable[str]) -> Iterator[str]:
     article: list[str] = []
     size = 0
     for line in lines:
+        # Blank lines before the first title are no article.
         if _HEADING.match(line) and any(each.strip() for each in article):
             yield "\n".join(article).strip("\n")
             article, size = [], 0

@@ -174,6 +174,7 @@ def translate(
         row |= {"answer": row["written"].strip(), "references": list(right)}
     # force: no advice about text that looks tokenised; the score is the same.
     bleu = BLEU(tokenize=tokenize, force=True)
+    # sacrebleu wants a list of first references, one of second ones, …; texts with fewer have None there.
     score = bleu.corpus_score([row["answer"] for row in rows], [*map(list, zip_longest(*asked.references))])
     result = {"examples": len(rows), "bleu": float(score.score), "signature": str(bleu.get_signature())}
     convention = (

@@ -32,11 +32,11 @@ class Command:
     first: tuple[str, ...] = ()
     """The options that its short help shows; empty: all of them."""
     required: tuple[str, ...] = ()
-    """Options without which a new run cannot start, beside those without a default."""
+    """Options that a new run needs although they have a default."""
 
     @property
     def of_run(self) -> bool:
-        """Whether its options are those of a run, which --config can give."""
+        """Whether its options are a run's settings, which --config can give."""
         return self.request in ("Run", "FinetuneRequest", "PlanRequest")
 
     def kind(self) -> type:
@@ -170,7 +170,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "zeroshot": Command(
         group="Use a run",
-        summary="Evaluate a pretrained run on a task zero-shot",
+        summary="Evaluate a pretrained run zero-shot",
         run="inspection.zeroshot.zeroshot_command",
         request="ZeroshotRequest",
         usage="RUN --task TASK --input FILE … [options]",

@@ -71,6 +71,7 @@ def complete(words: list[str]) -> tuple[str, list[str]]:
         return WORDS, list(COMMANDS) if before == ["help"] else []
     options = options_of(command, _run_of(command, before))
     # Behind an option its value, or its further values; behind these the arguments.
+    # The last option before the word that is completed.
     behind = next((place for place in range(len(before) - 1, 0, -1) if before[place].startswith("--")), 0)
     option = next((one for one in options if before[behind] in one.flags), None) if behind else None
     values = len(before) - 1 - behind

@@ -1,4 +1,4 @@
-"""`contexture evaluate`: argv → what is printed."""
+"""`contexture evaluate`: argv → the printed result."""
 
 import contextlib
 from collections.abc import Sequence
@@ -43,6 +43,7 @@ def evaluate_command(argv: list[str]) -> TwofoldResult | None:
         result = evaluate_run(requests[0], signals)
     import jax
 
+    # One process of a job prints; the others have the same result.
     if jax.process_index() > 0:
         return None
     if "checkpoints" in result:
@@ -54,6 +55,7 @@ def evaluate_command(argv: list[str]) -> TwofoldResult | None:
 def _several(results: "list[EvaluationResult]", table: str) -> TwofoldResult:
     if not any("submission" in each for each in results):
         show_results(results)
+    # The table on stderr shows the metrics, so stdout need not repeat them.
     printed = [_shown({name: x for name, x in each.items() if name not in ("metrics", "labels")}) for each in results]
     written = _write_table(results, table)
     failed = any("error" in each for each in results)
@@ -81,8 +83,8 @@ def show_results(results: "Sequence[EvaluationResult]") -> None:
 
 
 def table_rows(results: "Sequence[EvaluationResult]") -> list[dict[str, Cell]]:
-    """Returns a row for each run and each of its checkpoints; for several runs a last row has the mean and the deviation
-    of each metric."""
+    """Returns a row for each run and each of its checkpoints; for several runs a last row has the mean and deviation of
+    each metric."""
     from contexture.train.evaluation.checkpoint_results import numbers_of
 
     rows = [

@@ -68,6 +68,7 @@ def command_page(name: str, title: str, argv: Sequence[str], run: Run | None = N
     options, wants_all = options_of(command, run), "all" in argv
     named = [option for option in options if not option.positional]
     first = [option for option in named if option.name in command.first] or named
+    # In the order of the command's entry, which puts the most used first.
     first.sort(key=lambda option: command.first.index(option.name) if command.first else 0)
     usage = command.usage
     if command.arguments and title != name:  # the recipe is given
@@ -133,6 +134,7 @@ def _any_runs(command: Command) -> list[Run]:
     runs = [recipe() for recipe in recipes().values()]
     if command.arguments[0][0] != "RUN":
         return runs
+    # Reversed: of each family the first recipe stays.
     one_of_each = {run.family: run for run in reversed(runs)}
     return [finetune_run(run, "", kind) for kind in ("classify", "span") for run in one_of_each.values()]
 
@@ -185,7 +187,7 @@ def _shown(default: object) -> str:
 
 
 def _rows(heading: str, rows: Sequence[tuple[str, str]], width: int) -> list[str]:
-    """Returns a table of two columns under a heading, its text wrapped; nothing where there are no rows."""
+    """Returns a table of two columns under a heading, its text wrapped; nothing if there are no rows."""
     if not rows:
         return []
     indent = min(max(len(left) for left, _ in rows) + 4, 34 if width >= 80 else 22)

@@ -61,6 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = [word for word in argv if word not in ("--json", "--debug")]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a letter gets `?`, and the command goes on.
             stream.reconfigure(errors="replace")
     code = 0
     try:
@@ -82,6 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     except SystemExit as stop:
         return int(stop.code or 0)
     except BrokenPipeError:
+        # The reader is gone (`| head`): Python's own flush at exit must not fail as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (Exception, Interrupted, KeyboardInterrupt) as error:

@@ -102,6 +102,7 @@ CONFIG = Option("config", "FILE", "", _Settings)
 def options_of_runs(runs: Sequence[Run]) -> list[Option]:
     """Returns the options that have a meaning for all of these runs, --config last; a default is what all have."""
     each = [{option.name: option for option in leaves(type(run), run) if _applies(option, run)} for run in runs]
+    # In the order of the first run; an option that another run lacks is no option of all.
     options = [option for name, option in each[0].items() if all(name in others for others in each)]
     return [
         *(
@@ -124,7 +125,7 @@ def _applies(option: Option, run: Run) -> bool:
 
 
 def leaves(kind: type, values: object = None, prefix: str = "") -> Iterator[Option]:
-    """Yields the options of a dataclass, with dotted names for its sections; `values` is an instance with the defaults."""
+    """Yields the options of a dataclass, with dotted names for its sections. values: an instance with the defaults."""
     hints = typing.get_type_hints(kind, include_extras=True)
     for field in dataclasses.fields(kind):
         default = getattr(values, field.name) if values is not None else field.default
@@ -172,9 +173,11 @@ def _metavar(name: str, hint: Any, choices: tuple[str, ...]) -> str:
 def _texts(kind: type) -> dict[str, str]:
     """Returns the text below each field of a dataclass, its first paragraph on one line; inherited ones too."""
     texts: dict[str, str] = {}
+    # Base classes first: a class may word an inherited option anew.
     for each in reversed(kind.__mro__[:-1]):
         body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
         assert isinstance(body, ast.ClassDef)
+        # The text is the string literal below a field, which Python itself does not keep.
         for field, below in zip(body.body, body.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
                 text = ast.literal_eval(below.value)

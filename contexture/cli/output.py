@@ -147,6 +147,7 @@ def _shown(value: object) -> str:
 @contextlib.contextmanager
 def results_alone() -> Iterator[None]:
     """Sends to stderr what libraries written in C print to stdout (which process reached which)."""
+    # By file descriptors: libraries written in C know nothing of sys.stdout.
     sys.stdout.flush()
     saved = os.dup(1)
     os.dup2(2, 1)

@@ -41,7 +41,7 @@ def parse(kind: type[T], argv: list[str], title: str, default: T | None = None) 
     options = list(leaves(kind, default))
     values, unknown = _read(argv, options)
     for option in options:
-        if option.positional and option.several:  # none of them may be what the request itself refuses
+        if option.positional and option.several:  # without any the request itself raises, in its own words
             values.setdefault(option.name, ())
     missing = [option for option in options if option.default is dataclasses.MISSING and option.name not in values]
     if missing:
@@ -61,6 +61,7 @@ def parse(kind: type[T], argv: list[str], title: str, default: T | None = None) 
 def option_names(argv: Sequence[str]) -> list[str]:
     """Returns the options among arguments as fields: `--optim.peak-lr=1` → optim.peak_lr."""
     names = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
+    # --optim.no-decay is a field, not a `decay` that is switched off.
     return [re.sub(r"(^|\.)no_(?!decay)", r"\1", name) for name in names]
 
 
@@ -91,6 +92,7 @@ def _read(argv: Sequence[str], options: Sequence[Option]) -> tuple[dict[str, obj
         # The words up to the next option: all of them, or the first.
         end = next((n for n in range(first, len(argv)) if argv[n].startswith("--")), len(argv))
         if option is None:
+            # Reported later: the hint depends on the run that the other arguments make.
             unknown = unknown or word
             place = end if word.startswith("--") else place + 1
             continue
@@ -166,6 +168,7 @@ def _needed(missing: Sequence[Option]) -> str:
 
 def _unrecognised(word: str, argv: list[str], title: str, parsed: object, options: dict[str, Option]) -> str:
     if not word.startswith("-"):
+        # A word behind a flag was meant as its value: `--data.packed yes`.
         before = argv[argv.index(word) - 1] if word in argv[1:] else ""
         flag = next((option for option in options.values() if option.flag and before in option.flags), None)
         if flag:
@@ -176,6 +179,7 @@ def _unrecognised(word: str, argv: list[str], title: str, parsed: object, option
     else:
         known, elsewhere = list(options), {name: "contexture pretrain and finetune" for name in _options_of_training()}
     asked = word.lstrip("-").partition("=")[0].replace("_", "-")
+    # Options of other commands that no training has.
     others = [
         name
         for name, one in COMMANDS.items()

@@ -1,4 +1,4 @@
-"""The commands that query a run, or convert one: argv → what is printed."""
+"""The commands that query a run, or convert one: argv → the printed result."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -164,7 +164,7 @@ def status_command(argv: list[str]) -> StreamingResult:
     from contexture.train.checkpoints.status import describe_status, status
 
     runs = without_shared(request.runs)
-    # A folder of runs stands for them all; any other that is no run is an error.
+    # A folder of runs means all runs in it; any other folder that is no run is an error.
     states = [status(folder) for run in runs for folder in runs_beneath(Path(run)) or [Path(run)]]
 
     def show(write: Callable[[str], None]) -> Result:
@@ -204,7 +204,7 @@ def _with_settings(compared: "Comparison") -> list[dict[str, Cell]]:
 
 
 def _files(request: CompareRequest | LayersRequest) -> dict[str, str]:
-    """Returns the figure and the table that were written, without those that were not."""
+    """Returns the figure and the table, as far as they were asked for."""
     name = "figure" if isinstance(request, LayersRequest) else "to"
     return {key: file for key, file in ((name, request.to), ("table", request.table)) if file}
 

@@ -85,6 +85,7 @@ def _parsed(path: Path) -> Any:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or "a character that YAML does not know"
         raise ConfigError(f"{path}{f':{mark.line + 1}' if mark else ''}: no YAML: {problem}") from None
+    # Python refuses to read integers of more than 4,300 digits.
     except ValueError:
         raise ConfigError(f"{path}: a number has thousands of digits; give a smaller one") from None
 
@@ -103,6 +104,7 @@ _WORDS = {
     "float": (
         r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
         "-+.0123456789",
+        # Python reads `inf` and `nan` without YAML's dot.
         lambda text: float(re.sub(r"\.(?=[iInN])", "", text)),
     ),
 }
@@ -131,6 +133,7 @@ def _loader() -> Any:
     def pairs(loader: Any, node: Any) -> _Object:
         return _Object([tuple(loader.construct_object(part, deep=True) for part in pair) for pair in node.value])
 
+    # PyYAML's own resolvers are those of YAML 1.1.
     Loader.yaml_implicit_resolvers = {}
     for name, (form, first, value) in _WORDS.items():
         tag = f"tag:yaml.org,2002:{name}"
@@ -149,6 +152,7 @@ def _flat(tree: _Object, file: str, prefix: str = "") -> dict[str, Any]:
             raise ConfigError(f"{file}: {prefix}{key} is no name of an option")
         name = prefix + key.lstrip("-").replace("-", "_")
         inner = _flat(value, file, f"{name}.") if isinstance(value, _Object) else {name: value}
+        # The same name twice, or once with dots and once within an object.
         if twice := {name} & seen or flat.keys() & inner.keys():
             raise ConfigError(f"{file}: {min(twice)} is given twice; give it once")
         if value is None:

@@ -1,4 +1,4 @@
-"""The commands that take a recipe, or train: argv → what is printed."""
+"""The commands that take a recipe, or train: argv → the printed result."""
 
 import contextlib
 import dataclasses
@@ -26,7 +26,7 @@ R = TypeVar("R", bound=Run)
 
 
 def _recipe(argv: list[str], command: str, kind: type[R] = Run) -> tuple[R, Run, str]:
-    """Returns (the run with its overrides, the recipe as it is, the recipe's name). kind: Run, or with more fields."""
+    """Returns (the run with its overrides, the unchanged recipe, the recipe's name). kind: Run or a subclass."""
     from contexture.configs import recipe
     from contexture.configs.finetuning import check_same_sizes, load_source_run, pretrain_further
 
@@ -40,6 +40,7 @@ def _recipe(argv: list[str], command: str, kind: type[R] = Run) -> tuple[R, Run,
     base = recipe(name)
     file, argv = take_option(expand_aliases(argv[1:]), "--config")
     settings = read_settings(file)
+    # The run.json of a pretraining has options of a task too, with task.kind off: these are let pass.
     if options := [word for word in (*argv, *(f"--{name}" for name in settings)) if word.startswith("--task.")]:
         if settings.get("task.kind") != "off" or options[0] in argv:
             raise ConfigError(f"{command} {name} reads text and no task; contexture finetune RUN {options[0]} …")
@@ -83,6 +84,7 @@ def show_command(argv: list[str]) -> Result:
     from contexture.train.objectives import batch_fields, batch_sizes
     from contexture.train.optim.lora import add_adapters
 
+    # An error about devices is one line here; within jax it would be a traceback.
     find_devices()
     model = model_of(with_attention_of_this_device(run), labels)
     inputs = example(batch_fields(run), batch_sizes(run, 1))
@@ -108,6 +110,7 @@ def plan_command(argv: list[str]) -> StreamingResult:
     from contexture.train.plan.suggest import nearest, suggest
     from contexture.train.plan.topology import topology
 
+    # Plans are compiled for devices that are only described: this machine needs no accelerator.
     jax.config.update("jax_platforms", "cpu")
 
     def work(write: Callable[[str], None]) -> Result | TwofoldResult:
@@ -289,14 +292,15 @@ class _Finetuning(NamedTuple):
     options: set[str]
     """The options that were given, as fields."""
     settings: set[str]
-    """Those that --config gave."""
+    """The options that --config gave."""
 
 
 def _grid_finetuning(argv: list[str]) -> _Finetuning:
-    """As `_finetuning`, also where an option has a meaning only beside a value that --grid gives."""
+    """As `_finetuning`, but an option may need a value that only --grid gives."""
     try:
         return _finetuning(argv)
     except ConfigError as error:
+        # Parsed once more with a value of each field that varies, so that the options can be checked together.
         first = first_options(argv)
         try:
             asked = _finetuning([*argv, *first])
@@ -332,6 +336,7 @@ def _finetuning(argv: list[str]) -> _Finetuning:
         raise ConfigError(f"finetune wants a task: {usage}; `contexture recipes` lists the names")
     name = name or "classify"
     source, place = load_source_run(Path(argv[0]), Path(find_option(argv, "--dir") or "."))
+    # The task decides the defaults, so it is looked up before the other arguments are parsed.
     base = task_run(source, place, argv[0], name, random="--init.random" in argv)
     given = apply_exclusive_options(with_settings(base, settings, file), argv)
     default = FinetuneRequest(**{field.name: getattr(given, field.name) for field in dataclasses.fields(Run)})
@@ -345,7 +350,7 @@ def _finetuning(argv: list[str]) -> _Finetuning:
 
 
 def _own(settings: Mapping[str, object], file: str) -> set[str]:
-    """Returns the settings of a file that somebody wrote: a run.json has all, also those without an effect."""
+    """Returns the settings of a file that the user wrote; a run.json gives none: it has settings without effect too."""
     return set() if Path(file).name == "run.json" else {*settings} - {"init.run"}
 
 

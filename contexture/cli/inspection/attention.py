@@ -32,6 +32,7 @@ def attention_command(argv: list[str]) -> Result:
             layers=layers,
             heads=heads,
         )
+    # LSTMs have no positions, so no text is longer than they were trained for.
     if kind == "Attention":
         model.watch_lengths().check(page.tokens)
     result: Result = {"run": str(request.run), "step": model.step, "to": str(request.to), **page._asdict()}
@@ -43,7 +44,7 @@ def attention_command(argv: list[str]) -> Result:
 
 
 def _numbers(name: str, given: str) -> list[int] | None:
-    """Returns the numbers of an option as `1,6,12`; None for all. Raises: ConfigError for what is no number."""
+    """Returns the numbers of an option such as `1,6,12`; None for all. Anything else is a ConfigError."""
     if given == "all":
         return None
     for word in given.split(","):

@@ -54,13 +54,15 @@ def _write_lines(
     squeezed: bool,
     cancel: CancelToken,
 ) -> dict[str, int]:
-    """Writes the vectors of each line of a file, without a dim of layers where that is squeezed; warns of lines that
-    lose their end. Returns counts:
+    """Writes the vectors of each line of a file, without the axis of layers if `squeezed`; warns of truncated lines.
 
-    lines      of the file
-    tokens     that the model read; words: those of --of words, else the tokens without a BERT's [CLS] and [SEP]
+    Returns counts:
+
+    lines      the lines of the file
+    tokens     the tokens that the model read
+    words      with --of words the words, else the tokens without a BERT's [CLS] and [SEP]
     truncated  words whose last bytes were not read, or tokens beyond the model's length
-    unknown    of static vectors, the words that have none
+    unknown    for static vectors: the words that have none
     """
     from contexture.analysis.embed import embed
     from contexture.data.tokenizers.unknown_tokens import UnknownTokens
@@ -81,6 +83,7 @@ def _write_lines(
             result["words"] += line.own
             result["truncated"] += line.truncated
             cut += line.truncated > 0
+            # Read ahead by the batches: its vectors come later, in the same order.
             waiting.append((text, line))
             yield line.units
 

@@ -1,4 +1,4 @@
-"""`contexture probe`: argv → what is printed."""
+"""`contexture probe`: argv → the printed result."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,8 +41,10 @@ def probe_command(argv: list[str]) -> TwofoldResult:
     for run in records.values():
         layer_numbers(request.layers, run.model.layers, ("all", "each"))
     steps = {name: steps_named(Path(name), request.step, run.evaluate.metric) for name, run in records.items()}
+    # A damaged file of earlier results is an error before hours of training, not after.
     read_rows(folder)
     tasks = several(request.task) or _name_of(files["train"])
+    # All names are checked before the first file is read, which may take long.
     every = [path for paths in files.values() for path in paths]
     for task in tasks:
         check_task(task, every)
@@ -69,7 +71,8 @@ def _train_probes(
 ) -> "tuple[list[ProbeRow], list[Path]]":
     """Trains the probes of each run and each of its steps, and draws all rows of the folder.
 
-    Returns: (the new rows, the figures).
+    Returns:
+        The new rows, and the files of the figures.
     """
     from contexture.analysis.probing.probe import probe
     from contexture.analysis.probing.probe_figure import draw_probes
@@ -91,6 +94,7 @@ def _train_probes(
                 how=request,
                 cancel=signals,
             )
+            # Written after each run and step, so that a stop loses only the one at work.
             rows = write_rows(folder, new)
         return new, draw_probes(rows, folder, request.theme)
 
@@ -105,7 +109,7 @@ def _files(given: Strings, name: str) -> list[Path]:
 
 
 def _name_of(files: Sequence[Path]) -> tuple[str]:
-    """Returns the name of a task that has none: that of its file of spans. Raises: DataError for other files."""
+    """Returns the name of a task without --task: its file of spans' name. Files that are no *.jsonl are a DataError."""
     for file in files:
         if inner_suffix(file) != ".jsonl":
             raise DataError(f"{file}: which of its labels to probe is not given; give --task pos, for example")

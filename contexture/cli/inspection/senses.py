@@ -34,6 +34,7 @@ def senses_command(argv: list[str]) -> Result:
     files = several(request.input)
     check_files(files, request.text, request.sense)
     with Signals(NOTHING_WRITTEN) as signals:
+        # Read before the run is opened: a word that the file lacks is an error at once.
         own_vector = static_vector(Path(request.static), request.word, signals) if request.static else None
         model = open(request.run, checkpoint_of(request.step))
         with model.computing():
@@ -60,6 +61,7 @@ def senses_command(argv: list[str]) -> Result:
         "word": request.word,
         "occurrences": len(senses["texts"]),
     }
+    # More occurrences than were computed or left out: the others were not sampled.
     if senses["count"] > len(senses["texts"]) + senses["left_out"]:
         result["sampled_from"] = senses["count"]
     if senses["left_out"]:

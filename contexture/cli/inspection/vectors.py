@@ -1,4 +1,4 @@
-"""The commands that compare vectors: argv → what is printed."""
+"""The commands that compare vectors: argv → the printed result."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +21,7 @@ def neighbours_command(argv: list[str]) -> Result:
     read(Path(request.run))
     file = Path(request.input)
     check_lines(file, "a sentence")
+    # An empty file is an error before the model is loaded.
     if next(lines_of(file, "a sentence"), None) is None:
         raise DataError(f"{file}: no line in the file; give one with a sentence in each line")
     if request.queries:
@@ -30,6 +31,7 @@ def neighbours_command(argv: list[str]) -> Result:
         raise DataError(f"{request.queries}: no line in the file; give a sentence to search for in each line")
     from contexture.analysis.neighbours.search import sentence_neighbours, word_neighbours
 
+    # Opened anew for each reading: the neighbours are found first, and their lines read again afterwards.
     def lines() -> Iterator[str]:
         return lines_of(file, "a sentence")
 

@@ -31,7 +31,7 @@ def zeroshot_command(argv: list[str]) -> Result:
 
 
 def _table_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the figures as a row; those of groups before them, a row each."""
+    """Returns a row for each group, if there are any, and a last row with the figures of all examples."""
     errors = result.get("standard_errors", {})
     if "paradigms" in result:
         mean = {"UID": "mean", "examples": result["examples"], "accuracy": result["accuracy"]}
@@ -42,7 +42,7 @@ def _table_rows(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         if isinstance(value, str | int | float) and name not in ("convention", "signature", "to"):
             whole[name] = value
         if name in errors:
-            # That of the accuracy stands in the column of the groups' own.
+            # With groups, the accuracy's error shares their column standard_error.
             whole["standard_error" if name == "accuracy" and rows else f"{name}_standard_error"] = errors[name]
     return [*rows, whole]
 
