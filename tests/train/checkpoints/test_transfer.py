@@ -187,6 +187,6 @@ def test_a_damaged_checkpoint_is_skipped_and_said(source, tiny_run, tmp_path):
 
 
 def test_a_backbone_without_layers_has_none_to_draw_anew():
-    params = {"backbone": {"embeddings": {"tokens": np.ones((4, 2), np.float32)}}}
+    params: Any = {"backbone": {"embeddings": {"tokens": np.ones((4, 2), np.float32)}}}
     with pytest.raises(ConfigError, match="init.redraw-layers draws layers anew, and this backbone has none"):
         redraw_layers(params, params, 1)
