@@ -31,7 +31,7 @@ class VectorOptions:
     """How texts become vectors that are compared."""
 
     pool: SentencePool = "mean-words"
-    """How a sentence's vector comes from those of its tokens. mean: of all tokens. mean-words: without a BERT's [CLS]
+    """How the vectors of tokens become a sentence's. mean: of all tokens. mean-words: without a BERT's [CLS]
     and [SEP]. last: the last of these. cls: a BERT's [CLS]."""
     layers: str = "last"
     """The layer to take: last, a number from 0, which is the words' own, or mix: all of them with the weights that a
@@ -39,7 +39,7 @@ class VectorOptions:
     whiten: bool = False
     """Whiten the vectors: mean 0, and the same variance in each direction (Su et al. 2021)."""
     dimensions: int = 0
-    """Keep so many directions of whitened vectors, those of most variance first; 0 keeps all."""
+    """Keep so many directions of whitened vectors, the ones with most variance; 0 keeps all."""
     batch: int = 64
     """Sentences at a time."""
 
@@ -98,7 +98,7 @@ class SensesOptions:
     clusters: int = 0
     """The number of clusters where senses are not given; 0 chooses it by silhouette."""
     adjust_anisotropy: bool = False
-    """Report similarities above that of two different words too: the vectors of a layer lie in a narrow cone."""
+    """Report similarities as the excess over two different words' too: the vectors of a layer lie in a narrow cone."""
     max_occurrences: int = 1000
     """The most occurrences to compute; of more, a random sample."""
     seed: int = 0
@@ -125,7 +125,7 @@ class ProbeOptions:
     """The layers that probes read. all: a mix of all, and mixes of the layers up to each one. each: a probe for each
     layer alone. Numbers such as `3` or `0,2`: one probe, on a mix of these; 0 is the words' own layer."""
     control: bool = True
-    """Probe a control task too, labels drawn for each word type, of which selectivity is the distance."""
+    """Probe a control task too, with random labels for each word type; selectivity is the difference."""
     epochs: int = 20
     """The most epochs of a probe."""
     patience: int = 3
@@ -138,7 +138,7 @@ class ProbeOptions:
     """The seed of initial parameters, the order of examples and the control task."""
     seeds: int = 1
     """How often each probe is trained, with seeds from --seed on. Of several, tables have the mean and the deviation of
-    each figure, and the figures drawn are those of the first."""
+    each figure, and the first seed's figures are drawn."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "patience", "batch", "seeds"):

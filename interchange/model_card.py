@@ -52,7 +52,7 @@ config = transformers.AutoConfig.from_pretrained(".")
 base = getattr(transformers, config.architectures[0]).from_pretrained("BASE", config=config)
 model = peft.PeftModel.from_pretrained(base, ".")
 ```""",
-    "bilm": """`options.json` and the weights in hdf5 are those of bilm-tf and of AllenNLP's `Elmo` module.""",
+    "bilm": """`options.json` and the weights in hdf5 are in the form of bilm-tf and of AllenNLP's `Elmo` module.""",
     "stablehlo": """The program needs jax and flatbuffers (`pip install jax flatbuffers`). `model.json` lists its
 inputs and outputs, `tokenizer/` has the vocabulary.
 

@@ -153,7 +153,7 @@ class EmbeddingRequest:
     """Layers to take: auto, last, all, or numbers such as `0,2`, where 0 is the words' own. auto: all in *.hdf5 and
     *.npz, last otherwise."""
     pool: Literal["auto", Pool] = "auto"
-    """How a sentence's vector comes from those of its tokens. none: each word or token keeps its own, as --of says.
+    """How the vectors of tokens become a sentence's. none: each word or token keeps its own, as --of says.
     mean: of all tokens. mean-words: without a BERT's [CLS] and [SEP]. last: the last of these. cls: a BERT's [CLS].
     auto: mean-words of sentences, none otherwise."""
     overwrite: bool = False
