@@ -59,6 +59,8 @@ def pool_of(of: str, pool: Pool | None) -> Pool:
     if of not in ("sentences", "words", "tokens"):
         raise DataError(f"of={of!r} is not one of sentences, words, tokens")
     if of == "sentences":
+        if pool == "none":
+            raise DataError("pool='none' gives a vector for each token; give of='tokens' or of='words'")
         return pool or "mean-words"
     if pool is not None:
         raise DataError(f"pool={pool!r} is for sentences, and has no meaning for of={of!r}; leave it out")

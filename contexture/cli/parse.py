@@ -46,13 +46,20 @@ def parse(kind: type[T], argv: list[str], title: str, default: T | None = None) 
     missing = [option for option in options if option.default is dataclasses.MISSING and option.name not in values]
     if missing:
         raise ConfigError(f"{command} needs {_needed(missing)}: contexture {command} {COMMANDS[command].usage}")
+
+    def unrecognised(word: str, parsed: object) -> ConfigError:
+        known = {option.name: option for option in options_of(COMMANDS[command], run)}
+        return ConfigError(_unrecognised(word, argv, title, parsed, known))
+
+    # Before the request is built, which may miss the very option that was misspelled. A run's hint needs the run.
+    if unknown is not None and run is None:
+        raise unrecognised(unknown, None)
     try:
         parsed = _build(kind, default, values)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    if unknown:
-        known = {option.name: option for option in options_of(COMMANDS[command], run)}
-        raise ConfigError(_unrecognised(unknown, argv, title, parsed, known))
+    if unknown is not None:
+        raise unrecognised(unknown, parsed)
     if isinstance(parsed, Run):
         check_scope(option_names(argv), parsed)
     return parsed
@@ -60,19 +67,23 @@ def parse(kind: type[T], argv: list[str], title: str, default: T | None = None) 
 
 def option_names(argv: Sequence[str]) -> list[str]:
     """Returns the options among arguments as fields: `--optim.peak-lr=1` → optim.peak_lr."""
-    names = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")]
+    names = [word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--") and word[2:]]
     # --optim.no-decay is a field, not a `decay` that is switched off.
     return [re.sub(r"(^|\.)no_(?!decay)", r"\1", name) for name in names]
 
 
-def _read(argv: Sequence[str], options: Sequence[Option]) -> tuple[dict[str, object], str]:
-    """Returns (the values of options by their names; the first word that is none of theirs, or "")."""
+def _read(argv: Sequence[str], options: Sequence[Option]) -> tuple[dict[str, object], str | None]:
+    """Returns (the values of options by their names; the first word that is none of theirs, or None)."""
     by_flag = {flag: option for option in options for flag in option.flags if not option.positional}
     free = [option for option in options if option.positional]
     values: dict[str, object] = {}
-    unknown, place = "", 0
+    unknown: str | None = None
+    place = 0
     while place < len(argv):
         word = argv[place]
+        if word == "--":  # by custom the end of options; here it only ends the values of the one before
+            place += 1
+            continue
         name, joined, text = word.partition("=")
         option = by_flag.get(name.replace("_", "-")) if word.startswith("--") else None
         if option is not None and option.flag:
@@ -81,23 +92,21 @@ def _read(argv: Sequence[str], options: Sequence[Option]) -> tuple[dict[str, obj
             values[option.name] = not _is_no(name)
             place += 1
             continue
-        if option is not None and joined:
-            place += 1
-            values[option.name] = _value(option, [text], name)
-            continue
         if option is None and not word.startswith("--") and free:
             option, name, first = free.pop(0), "", place
         else:
             first = place + 1
+        # `--data.path=a b` is `--data.path a b`: what is joined comes before the words behind it.
+        words = [text] if option is not None and name and joined else []
         # The words up to the next option: all of them, or the first.
         end = next((n for n in range(first, len(argv)) if argv[n].startswith("--")), len(argv))
         if option is None:
             # Reported later: the hint depends on the run that the other arguments make.
-            unknown = unknown or word
+            unknown = word if unknown is None else unknown
             place = end if word.startswith("--") else place + 1
             continue
-        place = end if option.several else min(first + 1, end)
-        values[option.name] = _value(option, list(argv[first:place]), name)
+        place = end if option.several else first if words else min(first + 1, end)
+        values[option.name] = _value(option, [*words, *argv[first:place]], name)
     return values, unknown
 
 
@@ -173,7 +182,7 @@ def _unrecognised(word: str, argv: list[str], title: str, parsed: object, option
         flag = next((option for option in options.values() if option.flag and before in option.flags), None)
         if flag:
             return f"{title}: {before} takes no value, and got {word!r}; give {' or '.join(flag.flags)} alone"
-        return f"{title}: unrecognised argument {word}; --help lists what it takes"
+        return f"{title}: unrecognised argument {word or repr(word)}; --help lists what it takes"
     if isinstance(parsed, Run):
         known, elsewhere = own_options(parsed), other_options(parsed)
     else:

@@ -16,6 +16,7 @@ import contexture
 from contexture.analysis.embed import embed as vectors_of
 from contexture.analysis.layer_numbers import layer_numbers
 from contexture.analysis.options import EmbedOptions
+from contexture.data.errors import DataError
 from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.train.run.signals import Signals
 from tests.conftest import ROOT
@@ -273,3 +274,9 @@ def test_lines_longer_than_those_of_the_training_are_said_once(tmp_path, capsys)
         capsys.readouterr()
         _embed(source, tmp_path / "text.txt", tmp_path / f"{count}.npy")
         assert capsys.readouterr().err.count("trained on sequences of at most 8 tokens") == count
+
+
+def test_a_sentence_has_one_vector_in_python():
+    given: Any = "none"
+    with pytest.raises(DataError, match="pool='none' gives a vector for each token; give of='tokens'"):
+        contexture.open(GOLDEN / "gpt").embed(["the cat", "a"], pool=given)

@@ -11,8 +11,10 @@ import pytest
 from contexture import requests
 from contexture.cli.argv import expand_aliases
 from contexture.cli.parse import parse
-from contexture.requests import GenerationRequest, arguments, several
+from contexture.models.config import ElmoConfig
+from contexture.requests import GenerationRequest, ScoreRequest, arguments, several
 from contexture.train.errors import ConfigError
+from contexture.train.settings.run import Run
 from tests.helpers.commands import request_kinds
 
 
@@ -98,3 +100,35 @@ def test_no_command_writes_over_what_it_reads(tmp_path, monkeypatch, kind, place
     for to in ("texts/a.jsonl", "linked/a.jsonl.gz"):
         with pytest.raises(ValueError, match="is among the texts of texts, which is read; give another folder"):
             kind(**{**values, option: "texts", place: to})
+
+
+@pytest.mark.parametrize("form", ["--data.path=a", "--data.path a"])
+def test_a_value_joined_to_its_option_is_the_first_of_several(form: str):
+    run = parse(Run, [*form.split(), "b", "--seed=3", "--optim.no-decay=norm", "bias"], "pretrain", Run())
+    assert (run.data.path, run.seed, run.optim.no_decay) == (("a", "b"), 3, ("norm", "bias"))
+    elmo = dataclasses.replace(Run(), model=ElmoConfig())
+    joined = parse(Run, ["--model.filters=1", "32", "2", "64"], "pretrain", elmo)
+    assert joined.model == dataclasses.replace(elmo.model, filters=((1, 32), (2, 64)))
+
+
+def test_an_option_of_one_value_takes_no_second():
+    for words in (["--seed=3", "4"], ["--seed", "3", "4"]):
+        with pytest.raises(ConfigError, match="pretrain: unrecognised argument 4; --help"):
+            parse(Run, words, "pretrain", Run())
+
+
+@pytest.mark.parametrize("words", [["", "--text", "a"], ["--text", "a", ""]])
+def test_an_argument_that_is_empty_is_one_too_many(words: list[str]):
+    """As an unset variable of a shell gives it."""
+    with pytest.raises(ConfigError, match="score: unrecognised argument ''; --help lists what it takes"):
+        parse(ScoreRequest, ["run", *words], "score")
+
+
+def test_two_dashes_alone_end_the_values_of_an_option():
+    run = parse(Run, ["--data.path", "a", "--", "--seed", "3", "--"], "pretrain", Run())
+    assert run.data.path == ("a",) and run.seed == 3
+
+
+def test_a_misspelled_option_is_named_before_the_one_that_it_leaves_out():
+    with pytest.raises(ConfigError, match="score: unrecognised option --txt .did you mean --text.."):
+        parse(ScoreRequest, ["run", "--txt", "a"], "score")
