@@ -168,7 +168,7 @@ def prefill(
     hidden_BLD, text = extend(config, params, init_state(config, B, L + new_tokens), tokens_BL, mask_BL)
     # The last token of each prompt, which differs from the last column where the prompt is padded.
     last_BD = jnp.take_along_axis(hidden_BLD, (mask_BL.sum(1) - 1)[:, None, None], axis=1)[:, 0]
-    # The first token has number 0, and generate_tokens goes on from `count` = 1.
+    # The first token has index 0; generate_tokens continues from `count` = 1.
     token_B = sample(logits(config, params, last_BD), _fold_in(keys_B, 0), sampling)
     return SamplingState(text, token_B, jnp.int32(1), keys_B)
 

@@ -76,7 +76,7 @@ class Model(nn.Module):
         """
         # A head that is not run needs none of its fields in the batch.
         run = self.heads if only is None else {name: self.heads[name] for name in only}
-        # The backbone knows nothing of choices: it reads their B·A sequences as a batch.
+        # To the backbone the alternatives of a choice are B·A independent sequences.
         folded = {name: _fold_choices(x) for name, x in batch.items()}
         # An ELMo has no tokens: its batches hold each word's row in the table of distinct words.
         tokens = batch["tokens" if "tokens" in batch else "index"]

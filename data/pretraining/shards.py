@@ -221,7 +221,7 @@ class Shards:
             try:
                 for _ in pool.map(lambda name: self._verify(name, cancel), self.index["files"]):
                     pass
-            # Files that no thread has begun with are left.
+            # Files that no thread has started to read are skipped.
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise

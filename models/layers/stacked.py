@@ -27,7 +27,7 @@ def unstack_layers(params: Params, config: ModelConfig) -> Params:
         return params
     if platform() != "cpu":
         return params
-    # On a mesh each device holds a part of every stack, and arrays apart would have to be sharded anew.
+    # On a mesh each device holds a part of every stack; separate arrays would have to be resharded.
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
         return params

@@ -153,7 +153,7 @@ def _identity_of(folder: Path) -> tuple[int, int]:
         status = folder.stat()
     except OSError:
         return _NOWHERE
-    # The inode is the same under any name, and differs for a folder made anew under the old one.
+    # Renaming keeps the inode; a new folder of the same name has another one.
     return status.st_dev, status.st_ino
 
 
@@ -209,7 +209,7 @@ class Checkpoints:
         self.metric = metric
         self.directory = without_parents(run_directory / "checkpoints")
         self.damaged = without_parents(run_directory / "damaged")
-        # A folder that is moved while the run trains would be made anew, and the run split in two: see `_was_moved`.
+        # If the folder is moved during training, Orbax would create it again and split the run: see `_was_moved`.
         self._place = _identity_of(self.directory.parent)
         self.mesh, self.config, self.identity = mesh, config, identity
         self._manager: _Manager | None = None

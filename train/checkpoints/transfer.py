@@ -195,7 +195,7 @@ def account(stored: Shapes, expected: Shapes, run: Run, same_task: bool) -> Acco
             other = "give the same head, or --init.drop-heads" if top.startswith("heads_") else "give the same model"
             mend = "allow it with --init.grow" if _grows(path, shape, expected[path]) else other
             raise ConfigError(f"{source} holds {path} {shape}, this model wants {expected[path]}; {mend}")
-    # Then what it lacks: only heads and adapters may be drawn anew, never a part of the backbone.
+    # Then what is missing there: heads and adapters may be randomly initialised, the backbone never.
     for path, shape in expected.items():
         if path not in result.kept and path not in result.grown:
             if not path.startswith(("heads_", f"{ADAPTERS}/")):

@@ -89,7 +89,7 @@ def diverged_runs(grid: Grid) -> dict[str, str]:
     Writes nothing. Raises ConfigError for a grid that was started with other settings. Values and seeds may be added.
     """
     old = _read(grid.folder)
-    # A new grid, or one that has not begun.
+    # A new grid, or one whose training has not started.
     if old is None:
         return {}
     _check_base(grid, old)
@@ -115,7 +115,7 @@ def check_runs(grid: Grid) -> None:
 
 
 def first_checkpoint(folder: Path) -> Checkpoint | None:
-    """Returns the checkpoint that the runs of the grid in this folder begin from; None if none has begun yet."""
+    """Returns the checkpoint that the runs of the grid in this folder start from; None before the first run."""
     return (_read(folder) or {}).get("start")
 
 

@@ -103,7 +103,7 @@ def _train(
     for run in missing:
         signals.check()
         logger.info(f"run {runs.index(run) + 1} of {len(runs)}: {run.dir}")
-        # A run that is resumed has begun already; a new one must begin where the others did.
+        # A resumed run has its starting point; a new run must start from the same checkpoint as the others.
         if not steps(Path(run.dir) / "checkpoints"):
             start = _checked_start(run, start)
             folders.write(grid, diverged, start)
