@@ -76,7 +76,7 @@ def atomic_folder(path: Path, overwrite: bool = False) -> Iterator[Path]:
 
     Args:
         path: where the folder will be.
-        overwrite: whether it may replace a folder there; every file of that folder must be written anew.
+        overwrite: whether it may replace a folder there; every file of that folder must be replaced.
 
     Raises:
         DataError: when `path` is taken, before the work or after it.

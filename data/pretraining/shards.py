@@ -221,8 +221,8 @@ class Shards:
             try:
                 for _ in pool.map(lambda name: self._verify(name, cancel), self.index["files"]):
                     pass
-            # Files that no thread has started to read are skipped.
             except BaseException:
+                # A damaged file or a signal ends the check: files that no thread has started to read are skipped.
                 pool.shutdown(cancel_futures=True)
                 raise
 

@@ -341,7 +341,7 @@ def redraw_layers(params: Params, fresh: Params, count: int) -> Params:
     """
 
     if not any(path.startswith("backbone/layers/") for path in by_path(params)):
-        raise ConfigError("init.redraw-layers draws layers anew, and this backbone has none; leave it out")
+        raise ConfigError("init.redraw-layers re-initialises layers, and this backbone has none; leave it out")
 
     def redrawn(keys: tuple[object, ...], x: jax.Array, new: jax.Array) -> jax.Array:
         path = path_of(keys)

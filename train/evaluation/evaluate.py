@@ -280,7 +280,7 @@ class _Evaluation:
     def _threshold(self, step: int) -> float | None:
         """Returns the threshold of no answer for questions other than the dev set, on which it was searched: they are
         answered as `predict` answers them. None where it plays no part."""
-        # On the dev set itself the threshold is searched anew, so none is given.
+        # On the dev set itself the threshold is searched again, so none is given.
         others = self.request.files or self.request.split == "test"
         return searched_threshold(self.folder, step) if self.run.task.kind == "span" and others else None
 

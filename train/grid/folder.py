@@ -139,7 +139,7 @@ def write_if_changed(path: Path, tree: object) -> None:
     plain = json.loads(json.dumps(tree))
     try:
         same = json.loads(read_plain(path)) == plain
-    # Missing or damaged: written anew.
+    # Missing or damaged: written again.
     except (OSError, DataError, ValueError, RecursionError):
         same = False
     if not same:

@@ -110,7 +110,7 @@ def _records(path: Path) -> Iterator[bytes]:
             if len(head) < _PART_HEAD or len(data) < int.from_bytes(head[4:6], "little"):
                 return  # a process that was killed wrote no more
             place += len(head) + len(data)
-            # A first part begins anew, also after a record that was torn.
+            # A first part starts a new record, also after a torn one.
             record = record + data if head[6] in (3, 4) else data
             if head[6] in (1, 4):
                 yield record

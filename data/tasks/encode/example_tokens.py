@@ -279,7 +279,7 @@ def in_memory(
     `by_words`."""
     by_words = by_words or char_ids is not None
     documents = None
-    # Numbered anew within the chunk, whose sentences follow each other.
+    # Renumbered within the chunk, whose sentences follow each other.
     if encoded.documents is not None:
         rows = encoded.rows.copy()
         rows["document"], documents = offsets_in_memory(encoded.documents, rows["a"], len(encoded.tokens))

@@ -186,7 +186,7 @@ def test_a_damaged_checkpoint_is_skipped_and_said(source, tiny_run, tmp_path):
         begin(dataclasses.replace(source, init=InitConfig(run=str(tiny_run), step=7)))
 
 
-def test_a_backbone_without_layers_has_none_to_draw_anew():
+def test_a_backbone_without_layers_has_none_to_re_initialise():
     params: Any = {"backbone": {"embeddings": {"tokens": np.ones((4, 2), np.float32)}}}
-    with pytest.raises(ConfigError, match="init.redraw-layers draws layers anew, and this backbone has none"):
+    with pytest.raises(ConfigError, match="init.redraw-layers re-initialises layers, and this backbone has none"):
         redraw_layers(params, params, 1)
