@@ -35,8 +35,8 @@ from contexture.train import mesh as meshes
 from contexture.train.checkpoints.meta import Step
 from contexture.train.checkpoints.transfer import Loaded, load_parameters
 from contexture.train.evaluation.predict import Predictor
-from contexture.train.run.data import read_tokenizer
 from contexture.train.run.trained_length import LengthWatch, trained_length
+from contexture.train.run.vocabulary import read_tokenizer
 from contexture.train.settings.run import Run
 from contexture.train.settings.run_file import read
 from contexture.train.settings.sections import MeshConfig

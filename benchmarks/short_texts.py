@@ -134,7 +134,7 @@ def tuner(args: argparse.Namespace, folder: Path, source: Any) -> Any:
     from contexture.train.checkpoints.transfer import model_of
     from contexture.train.objectives import batch_fields, objective_of
     from contexture.train.programs import step_settings
-    from contexture.train.run.data import read_tokenizer
+    from contexture.train.run.vocabulary import read_tokenizer
     from contexture.train.settings.run import Run
     from contexture.train.settings.run_file import read
     from contexture.train.settings.sections import MeshConfig, OptimConfig

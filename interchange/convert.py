@@ -39,9 +39,9 @@ from contexture.train.checkpoints.meta import Step
 from contexture.train.checkpoints.transfer import load_parameters, model_of
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.objectives import batch_fields, batch_sizes
-from contexture.train.run.data import read_tokenizer
 from contexture.train.run.folder import versions
 from contexture.train.run.limits import available_memory
+from contexture.train.run.vocabulary import read_tokenizer
 from contexture.train.settings import run_file
 from contexture.train.settings.run import Run
 from contexture.train.settings.run_file import RunRecord

@@ -1,18 +1,19 @@
-"""BERT's encoder (Devlin et al. 2018, section 3; post-norm as in Vaswani et al. 2017)."""
+"""BERT's embeddings, encoder and pretraining heads (Devlin et al. 2018, section 3; post-norm as in Vaswani et
+al. 2017)."""
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from contexture.models.config import BertConfig
 from contexture.models.encoding import Encoding
-from contexture.models.layers.attention.choice import choose
-from contexture.models.layers.attention.mask import PADDED, AttentionMask
+from contexture.models.heads.linear_head import LinearHead, softmax_table
+from contexture.models.layers.attention.mask import PADDED, AttentionMask, choose
 from contexture.models.layers.attention.module import Attention, AttentionMap
-from contexture.models.layers.blocks import FeedForward, Init, Linear, Norm, scan_layers
+from contexture.models.layers.blocks import ACTIVATIONS, FeedForward, Init, Linear, Norm, lookup, scan_layers
 from contexture.models.layers.dropout import DropoutKey, dropout
-from contexture.models.layers.embeddings import BertEmbeddings
-from contexture.models.sharding import platform
+from contexture.models.sharding import constrain, gathered, platform
 
 # Dropout's sites: 0 for the embeddings, then layer · 3 + 1, 2, 3.
 _EMBEDDINGS, _ATTENTION, _AFTER_ATTENTION, _AFTER_FFN = 0, 1, 2, 3
@@ -50,6 +51,48 @@ def training_flops(config: BertConfig, size: dict[str, int]) -> float:
     token = N * (8 * D * D + 4 * D * F + 4 * L * D)
     # The alternatives of a choice (A) are sequences of their own.
     return 3.0 * size["B"] * size.get("A", 1) * (L * token + size.get("P", 0) * (2 * D * D + 2 * D * V) + 2 * D * D)
+
+
+class BertEmbeddings(nn.Module):
+    """dropout(norm(token + position + segment)) (BERT, section 3.2): tokens_BL, segments_BL → (x_BLD, table_VD).
+
+    table_VD is the token table, for a tied softmax. positions_BL is 0, 1, … unless given.
+    """
+
+    sizes: dict[str, int]
+    rate: float
+    eps: float
+    kernel_init: Init
+    dtype: DTypeLike
+
+    def setup(self) -> None:
+        size = self.sizes
+        self.tokens = self.param("tokens", self.kernel_init, (size["V"], size["D"]))
+        self.positions = self.param("positions", self.kernel_init, (size["L"], size["D"]))
+        self.segments = self.param("segments", self.kernel_init, (size["T"], size["D"]))
+        self.norm = Norm(self.eps, self.dtype)
+
+    def __call__(
+        self,
+        tokens_BL: jax.Array,
+        segments_BL: jax.Array,
+        positions_BL: jax.Array | None,
+        dropout_key: DropoutKey | None,
+        site: int,
+    ) -> tuple[jax.Array, jax.Array]:
+        L = tokens_BL.shape[1]
+        # Whole in D on every device: D is sharded over devices that share
+        # the batch too, and a lookup's result by batch.
+        table_VD, position_LD = gathered(self.tokens, "VD", "V_"), gathered(self.positions, "LD", "L_")
+        # Without given positions the rows are a slice, whose gradient is a sum; a gather's would be a scatter-add.
+        positions_BLD = position_LD[None, :L] if positions_BL is None else position_LD[positions_BL]
+        # One-hot times table instead of a gather, as in the original (modeling.py, embedding_postprocessor): with so
+        # few rows the product is faster, and so is its gradient.
+        segments_BL = jnp.minimum(segments_BL, self.sizes["T"] - 1)
+        one_hot_BLT = jax.nn.one_hot(segments_BL, self.sizes["T"], dtype=self.segments.dtype)
+        segments_BLD = jnp.einsum("BLT,TD->BLD", one_hot_BLT, gathered(self.segments, "TD", "T_"))
+        x_BLD = constrain(lookup(table_VD, tokens_BL) + positions_BLD + segments_BLD, "BLD")
+        return dropout(self.norm(x_BLD), self.rate, dropout_key, site), table_VD
 
 
 class Block(nn.Module):
@@ -120,3 +163,44 @@ class Bert(nn.Module):
         # [CLS] through a layer that pretraining trains with next-sentence prediction; classifiers start from it.
         pooled_BD = jnp.tanh(Linear("BD,D_->B_", size, kernel_init(c), dtype, name="pooler")(out_BLD[:, 0]))
         return Encoding(out_BLD, mask_BL, pooled_BD, (x_BLD, *layers) if states else (), table_VD)
+
+
+class MaskedLmHead(nn.Module):
+    """norm(activation(x·W + b))·tableᵀ + bias of the masked positions: Encoding, slots i32 BP → float32 BPV.
+
+    The table is the token table (tied) or the head's own. The bias over the vocabulary is always the head's.
+    """
+
+    sizes: dict[str, int]
+    activation: str
+    eps: float
+    kernel_init: Init
+    dtype: DTypeLike
+    tied: bool = True
+
+    @nn.compact
+    def __call__(
+        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
+    ) -> jax.Array:
+        # Only the P masked positions pass through the head: with 15 % masked, logits over all L would be seven times
+        # as many.
+        x_BPD = jnp.take_along_axis(encoding.hidden_BLD, batch["slots"][:, :, None], axis=1)
+        x_BPD = Linear("BPD,D_->BP_", self.sizes, self.kernel_init, self.dtype, name="transform")(x_BPD)
+        x_BPD = Norm(self.eps, self.dtype, name="norm")(ACTIVATIONS[self.activation](x_BPD))
+        # The original's output_bias: one number a word, also where the table is tied.
+        bias_V = self.param("bias", nn.initializers.zeros, (self.sizes["V"],))
+        table_VD = softmax_table(self, encoding).astype(self.dtype)
+        # Float32 logits, whatever the compute dtype: the softmax over V would lose too many bits.
+        logits_BPV = jnp.einsum("BPD,VD->BPV", x_BPD, table_VD, preferred_element_type=jnp.float32)
+        return logits_BPV + bias_V[None, None]
+
+
+class NextSentenceHead(LinearHead):
+    """Whether sentence b follows a: Encoding → float32 BC; class 0: it follows, 1: it is a random one."""
+
+    @nn.compact
+    def __call__(
+        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
+    ) -> jax.Array:
+        # Straight on the pooled vector, without dropout, as in the original (run_pretraining.py).
+        return self.logits("BD,DC->BC", self.pooled(encoding))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from contexture.models import bert, elmo, gpt, vectors
+from contexture.models.bert import MaskedLmHead, NextSentenceHead
 from contexture.models.config import (
     BertConfig,
     ElmoConfig,
@@ -18,7 +19,7 @@ from contexture.models.config import (
     ModelConfig,
     VectorsConfig,
 )
-from contexture.models.heads.language_model import MaskedLmHead, NextSentenceHead, NextTokenHead
+from contexture.models.heads.chunked_softmax import NextTokenHead
 from contexture.models.heads.layer_mix import MixChoiceHead, MixHead, MixPooledHead, MixSpanHead, MixTagHead
 from contexture.models.heads.linear_head import LinearHead
 from contexture.models.heads.sampled_softmax import BiLmHead

@@ -7,16 +7,15 @@ from typing import TypeAlias
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from contexture.models.config import MAX_SIZE, GptConfig
 from contexture.models.encoding import Encoding
-from contexture.models.layers.attention.choice import choose
-from contexture.models.layers.attention.mask import HIDDEN, AttentionMask
+from contexture.models.layers.attention.mask import HIDDEN, AttentionMask, choose
 from contexture.models.layers.attention.module import Attention, AttentionMap, KVCache
-from contexture.models.layers.blocks import FeedForward, Init, Norm, scan_layers
+from contexture.models.layers.blocks import FeedForward, Init, Norm, lookup, scan_layers
 from contexture.models.layers.dropout import DropoutKey, dropout
-from contexture.models.layers.embeddings import GptEmbeddings
-from contexture.models.sharding import platform
+from contexture.models.sharding import constrain, gathered, platform
 
 # Dropout's sites: 0 for the embeddings, then layer · 3 + 1, 2, 3.
 _EMBEDDINGS, _ATTENTION, _AFTER_ATTENTION, _AFTER_FFN = 0, 1, 2, 3
@@ -162,6 +161,43 @@ def _of_layer(masks: Masks, layer: jax.Array, local_window: int) -> AttentionMas
         return replace(masks, window=window)
     # In a scan the layer's number is an array: both biases exist, and a select takes one.
     return masks[0] if len(masks) == 1 else jnp.where(layer % 2 == 0, *masks)
+
+
+class GptEmbeddings(nn.Module):
+    """dropout(token + position) (GPT; Radford et al. 2018, section 3.1): tokens_BL → (x_BLD, table_VD).
+
+    table_VD is the table of a tied softmax. positions_BL is 0, 1, … unless given.
+
+    `one_table` (finetune-transformer-lm) joins both tables. Dropout then falls on the rows of the joint table instead
+    of on the sum, with one mask for all uses in a step, and the softmax's table has the positions after the tokens.
+    """
+
+    sizes: dict[str, int]
+    rate: float
+    token_init: Init
+    position_init: Init
+    dtype: DTypeLike
+    one_table: bool = False
+
+    @nn.compact
+    def __call__(
+        self, tokens_BL: jax.Array, positions_BL: jax.Array | None, dropout_key: DropoutKey | None, site: int
+    ) -> tuple[jax.Array, jax.Array]:
+        V, P, D = self.sizes["V"], self.sizes["L"], self.sizes["D"]
+        table_VD = gathered(self.param("tokens", self.token_init, (V, D)), "VD", "V_")
+        position_LD = gathered(self.param("positions", self.position_init, (P, D)), "LD", "L_")
+        softmax_VD = table_VD
+        if self.one_table:
+            # The mask belongs to the table: its rows are numbered by table row, not by sequence, so that all
+            # microbatches and devices of a step draw the same one.
+            key = None if dropout_key is None else DropoutKey(dropout_key.key, jnp.arange(V + P, dtype=jnp.uint32))
+            softmax_VD = dropout(jnp.concatenate([table_VD, position_LD]), self.rate, key, site)
+            table_VD, position_LD = softmax_VD[:V], softmax_VD[V:]
+        # Without given positions the rows are a slice, whose gradient is a sum; a gather's would be a scatter-add.
+        positions_BLD = position_LD[None, : tokens_BL.shape[1]] if positions_BL is None else position_LD[positions_BL]
+        # Rows are added in the tables' float32 and rounded to dtype after that.
+        x_BLD = constrain(lookup(table_VD, tokens_BL) + positions_BLD, "BLD").astype(self.dtype)
+        return x_BLD if self.one_table else dropout(x_BLD, self.rate, dropout_key, site), softmax_VD
 
 
 def embeddings(config: GptConfig) -> GptEmbeddings:

@@ -8,9 +8,8 @@ from jax.typing import DTypeLike
 
 from contexture.models.config import VectorsConfig
 from contexture.models.encoding import Encoding
-from contexture.models.layers.blocks import Init
+from contexture.models.layers.blocks import Init, lookup
 from contexture.models.layers.dropout import DropoutKey
-from contexture.models.layers.embeddings import lookup
 from contexture.models.sharding import constrain, gathered
 
 

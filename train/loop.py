@@ -25,7 +25,6 @@ from contexture.train.frozen.extraction import with_stored_features
 from contexture.train.loggers.trackers import Trackers, check_trackers
 from contexture.train.optim.lora import check_adapters
 from contexture.train.programs import step_settings
-from contexture.train.run import data
 from contexture.train.run import folder as directories
 from contexture.train.run.console import logged_to
 from contexture.train.run.folder import steps
@@ -37,7 +36,7 @@ from contexture.train.run.throughput import activation_floats
 from contexture.train.session import Session
 from contexture.train.settings import run_file
 from contexture.train.settings.run import Run
-from contexture.train.setup import check_frozen, prepare
+from contexture.train.setup import check_frozen, check_text, prepare
 from contexture.train.step import create, train_step
 from contexture.train.summary import log_end, log_start
 
@@ -122,7 +121,7 @@ def _claim_folder(run: Run, folder: Path, mesh: Mesh, stack: ExitStack) -> Run:
         check_trackers(run.log.to)
         run = run_file.with_pinned_addresses(run, folder)
         # Text that does not exist, or is not UTF-8.
-        data.check_text(run, folder)
+        check_text(run, folder)
         stack.enter_context(directories.lock_run_dir(folder))
     # The lock holds a random token, so that the others notice a folder of the same name on another disk.
     agree_on_folder(folder)

@@ -12,7 +12,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from contexture.models.config import ModelConfig, TransformerConfig
-from contexture.models.layers.attention.choice import choose
+from contexture.models.layers.attention.mask import choose
 from contexture.models.layers.remat import choose_remat, layers_per_iteration
 from contexture.models.shapes import Params, by_path, dims_of, path_of
 from contexture.models.sharding import MESH_AXES, partition_spec, platform

@@ -16,8 +16,7 @@ from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params, dims_of, path_of
 from contexture.models.sharding import constrain
 from contexture.train import mesh as meshes
-from contexture.train.losses import Sum, means
-from contexture.train.objectives import Batch, Objective, batch_fields, batch_sizes, loss
+from contexture.train.objectives import Batch, Objective, Sum, batch_fields, batch_sizes, loss, means
 from contexture.train.optim.lora import add_adapters, merged, split
 from contexture.train.optim.optimizers import learning_rate, lr_multipliers, optimizer
 from contexture.train.optim.row_updates import WORDS, TableRows, select_rows

@@ -20,8 +20,7 @@ from contexture.analysis.scoring.scorer import (
 from contexture.data.bucketing import bucket
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, elmo_lines
-from contexture.data.text.lines import split_lines
-from contexture.data.text.sentences import sentences
+from contexture.data.text.lines import sentences, split_lines
 from contexture.data.tokenizers.checked_text import check_characters
 from contexture.data.tokenizers.word_level import BEGIN, END, UNK, word_tokenizer
 from contexture.models.config import ElmoConfig

@@ -17,7 +17,7 @@ from contexture.analysis.zeroshot.continuations import score_continuations
 from contexture.analysis.zeroshot.standard_error import of_sum, standard_error, standard_errors
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
-from contexture.train.losses import is_hit
+from contexture.train.objectives import is_hit
 
 # Underscores within a word are no blank.
 _BLANK = re.compile(r"XXXXX|(?<![\w_])_+(?![\w_])")

@@ -19,7 +19,7 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.plain_files import inner_suffix
 from contexture.data.text.json_rows import json_objects
-from contexture.train.losses import is_hit
+from contexture.train.objectives import is_hit
 
 _EXPECTED = "give BLiMP's *.jsonl, with sentence_good, sentence_bad and UID in each line"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from contexture.data.plain_files import inner_suffix
-from contexture.data.text.read_lines import check_lines, lines_of
+from contexture.data.text.sources import check_lines, lines_of
 from contexture.train.evaluation.request import Strings, several
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from contexture.analysis.zeroshot.referenced_texts import NO_SHOTS, ReferencedTe
 from contexture.analysis.zeroshot.standard_error import standard_error, standard_errors
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
-from contexture.data.text.lines import split_lines
-from contexture.data.text.sentences import sentences
+from contexture.data.text.lines import sentences, split_lines
 from contexture.train.evaluation.squad_metrics import text_scores
 
 TOKENS = {"qa": 50, "summarize": 100, "translate": 128}

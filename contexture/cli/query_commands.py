@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from contexture.api import load, open
 from contexture.cli.output import Result, StreamingResult, TwofoldResult
 from contexture.cli.parse import parse
-from contexture.data.text.read_lines import documents_of, lines_of
+from contexture.data.text.sources import documents_of, lines_of
 from contexture.requests import (
     CompareRequest,
     ExportRequest,

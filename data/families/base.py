@@ -92,7 +92,8 @@ class TextFamily:
         raise NotImplementedError(f"{self.called} is not pretrained")
 
     def open_held_out(self, shards: Shards, config: DataConfig, lanes: int, cancel: CancelToken) -> HeldOut:
-        """Returns the held-out batches of a pretraining. lanes: as `data.batches.open_held_out`."""
+        """Returns the held-out batches of a pretraining. lanes: for ELMo, how many rows of a batch carry text,
+        0 for all."""
         raise NotImplementedError(f"{self.called} is not pretrained")
 
     # Vocabulary

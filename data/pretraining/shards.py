@@ -17,6 +17,7 @@ Everything is read by position (pread): nothing is held or mapped, so memory doe
 
 import json
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +27,17 @@ from typing import NotRequired, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data.binary_files import I64, File, FileEntry, check_bytes, fingerprint_of, joined, misfit
+from contexture.data.binary_files import (
+    I64,
+    File,
+    FileEntry,
+    HashingWriter,
+    Int64Writer,
+    check_bytes,
+    fingerprint_of,
+    joined,
+    misfit,
+)
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
@@ -313,6 +324,12 @@ class Shards:
         return ""
 
 
+def prepared_at(paths: Sequence[str]) -> Path | None:
+    """Returns the folder of `contexture prepare` that data.path names, or None."""
+    # Told by its index file: any other folder is one of *.txt and *.jsonl.
+    return Path(paths[0]) if len(paths) == 1 and Shards.is_at(paths[0]) else None
+
+
 def _still(path: str) -> list[Source]:
     """Returns the sources that still exist: text that was prepared is no longer needed, nor downloaded again."""
     try:
@@ -373,3 +390,83 @@ def _sizes(index: ShardsIndex) -> dict[str, int]:
 def _split(folder: Path, name: str, counts: SplitCounts) -> Split:
     file, blocks = File(folder / f"{name}.bin"), tuple(counts["blocks"])
     return Split(name, counts["documents"], counts["sentences"], counts["tokens"], blocks, file)
+
+
+class TokenFiles:
+    """tokens-00000.bin, tokens-00001.bin, …, each with `per_file` ids of `dtype`; the last one has what is left."""
+
+    def __init__(self, folder: Path, dtype: np.dtype[np.integer], per_file: int) -> None:
+        self._folder, self._dtype, self._per_file = folder, dtype, per_file
+        self._count = 0
+        self.files: list[HashingWriter] = []
+        """All of them in their order; the last one is being written, the others are closed."""
+
+    def write(self, ids: NDArray[np.integer]) -> None:
+        """Appends ids to the row."""
+        written = 0
+        while written < len(ids):
+            # A file is created when its first id is written, so no file is empty.
+            number, at = divmod(self._count, self._per_file)
+            if not at:
+                if self.files:
+                    self.files[-1].file.close()
+                self.files.append(HashingWriter(self._path(number)))
+            part = ids[written : written + self._per_file - at]
+            self.files[-1].write(part.tobytes())
+            written += len(part)
+            self._count += len(part)
+
+    def read(self, start: int, end: int) -> NDArray[np.integer]:
+        """Reads ids start … end-1 back."""
+        # What is still in Python's buffer would be missing from the file.
+        if self.files and not self.files[-1].file.closed:
+            self.files[-1].file.flush()
+        parts = []
+        while start < end:
+            number, at = divmod(start, self._per_file)
+            count = min(end - start, self._per_file - at)
+            parts.append(np.fromfile(self._path(number), self._dtype, count, offset=at * self._dtype.itemsize))
+            start += count
+        return np.concatenate(parts)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"tokens-{number:05d}.bin"
+
+
+BLOCK_SENTENCES, BLOCK_TOKENS = 32768, 1 << 20
+"""A block of documents, the unit of planning and shuffling, is closed when it holds this much of either."""
+
+
+class SplitTable:
+    """The documents of one split, as they are written to its file, and its blocks.
+
+    A block is closed by whichever comes first, BLOCK_SENTENCES or BLOCK_TOKENS, so that planning one takes about the
+    same time and memory whatever the text is like.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.rows = Int64Writer(path)
+        self.documents = self.sentences = self.tokens = self.pairs = 0
+        # The first document of each block; what the current one holds.
+        self.blocks = [0]
+        self._block = [0, 0]
+
+    def add(self, first: int, last: int, tokens: int) -> None:
+        self.rows.add(first, last)
+        self.documents += 1
+        self.sentences += last - first
+        self.tokens += tokens
+        # A document of one sentence gives no pair but a random one: a text of such documents alone is refused.
+        self.pairs += last - first > 1
+        self._block[0] += last - first
+        self._block[1] += tokens
+        if self._block[0] >= BLOCK_SENTENCES or self._block[1] >= BLOCK_TOKENS:
+            self.blocks.append(self.documents)
+            self._block = [0, 0]
+
+    def summary(self) -> SplitCounts:
+        """Writes what is buffered, closes the last block, and returns the split's entry in index.json."""
+        self.rows.flush()
+        # The number of documents closes the list, so that block n is blocks[n] … blocks[n + 1].
+        blocks = self.blocks if self.blocks[-1] == self.documents else [*self.blocks, self.documents]
+        return {"documents": self.documents, "sentences": self.sentences, "tokens": self.tokens, "blocks": blocks}

@@ -16,6 +16,7 @@ from contexture.data.binary_files import I64, HashingWriter, Int64Writer, close_
 from contexture.data.config import DataConfig, Stream
 from contexture.data.errors import DataError
 from contexture.data.pretraining.shards import (
+    BLOCK_TOKENS,
     FORMAT,
     INDEX,
     PER_FILE,
@@ -23,9 +24,9 @@ from contexture.data.pretraining.shards import (
     UNKNOWN,
     Shards,
     SourceEntry,
+    SplitTable,
+    TokenFiles,
 )
-from contexture.data.pretraining.split_table import BLOCK_TOKENS, SplitTable
-from contexture.data.pretraining.token_files import TokenFiles
 from contexture.data.storage import atomic_folder, check_free
 from contexture.data.text.sources import Source, document_batches, expand, sentence_batches, shared
 from contexture.data.tokenizers.base import Tokenizer

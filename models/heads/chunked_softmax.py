@@ -7,10 +7,16 @@ for their gradient. A chunk is a range of positions of every sequence.
 import functools
 from typing import TypeAlias
 
+import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
+from contexture.models.encoding import Encoding
+from contexture.models.heads.linear_head import softmax_table
+from contexture.models.layers.blocks import Init
+from contexture.models.layers.dropout import DropoutKey
 from contexture.models.sharding import batch_shards, constrain, device_memory, sum_over_devices, tensor_devices
 
 MAX_LOGITS = 1 << 24
@@ -36,7 +42,7 @@ class TokenLosses:
         total: Σ weight · loss, the only one with a gradient.
         loss_BL: -log p of each next token, in nats.
         hit_BL: 1 where the next token's logit is greater than all others, else 0 (a tie is no hit, as in
-            train.losses.cross_entropy).
+            train.objectives.cross_entropy).
     """
 
     total: jax.Array
@@ -200,3 +206,23 @@ def _chunk_loss(
     rows = (x.reshape(devices, -1, x.shape[-1]) for x in (dlogits_BLV, x_BLD))
     dtable_BVD = constrain(jnp.einsum("BTV,BTD->BVD", *rows, preferred_element_type=jnp.float32), "BV_")
     return (loss_BL, hit_BL, dx_BLD), (dtable_BVD, dbias_BV)
+
+
+class NextTokenHead(nn.Module):
+    """-log softmax(x · table)[next]: Encoding, next i32 BL, next_weights f32 BL → TokenLosses.
+
+    The table is the token table (tied; the head then has no parameters) or the head's own. There is no bias.
+    """
+
+    sizes: dict[str, int]
+    kernel_init: Init
+    dtype: DTypeLike
+    tied: bool = True
+
+    @nn.compact
+    def __call__(
+        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
+    ) -> TokenLosses:
+        table_VD = softmax_table(self, encoding).astype(self.dtype)
+        # The logits of all L positions never exist at once: losses and gradient are formed in chunks.
+        return next_token_loss(encoding.hidden_BLD, table_VD, batch["next"], batch["next_weights"])

@@ -1,4 +1,7 @@
-"""The common part of heads that end in one linear map."""
+"""The common parts of heads: one linear map at their end, and the table of a softmax over the vocabulary."""
+
+from collections.abc import Callable
+from typing import Protocol
 
 import flax.linen as nn
 import jax
@@ -7,6 +10,7 @@ from jax.typing import DTypeLike
 
 from contexture.models.encoding import Encoding
 from contexture.models.layers.blocks import Init, logits_linear
+from contexture.models.sharding import constrain
 
 
 def without_absent(logits_BA: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
@@ -16,6 +20,22 @@ def without_absent(logits_BA: jax.Array, batch: dict[str, jax.Array]) -> jax.Arr
         return logits_BA
     # -inf and not a large number: an absent alternative has probability 0, and its gradient is 0 too.
     return jnp.where(batch["choices"] > 0, logits_BA, -jnp.inf)
+
+
+class _OverVocabulary(Protocol):
+    sizes: dict[str, int]
+    kernel_init: Init
+    tied: bool
+    param: Callable[..., jax.Array]
+
+
+def softmax_table(head: _OverVocabulary, encoding: Encoding) -> jax.Array:
+    """Returns the softmax's table VD: the token table, or the head's own."""
+    if not head.tied:
+        # Sharded by words and whole in D where it is used, as a tied table is (`gathered` in the embeddings).
+        return constrain(head.param("table", head.kernel_init, (head.sizes["V"], head.sizes["D"])), "V_")
+    assert encoding.table_VD is not None, "the softmax is tied to a token table, and this backbone gives none"
+    return encoding.table_VD
 
 
 class LinearHead(nn.Module):

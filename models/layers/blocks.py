@@ -1,4 +1,4 @@
-"""The building blocks of transformers: linear maps, norms, feed-forward, and the loop over layers."""
+"""The building blocks of transformers: linear maps, norms, feed-forward, the loop over layers, and a table's lookup."""
 
 import functools
 import math
@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from contexture.models.config import Quantization, TransformerConfig
 from contexture.models.layers.matmul import custom_gradient, matmul, quantized_matmul
 from contexture.models.layers.remat import POLICIES, choose_remat, layers_per_iteration
-from contexture.models.sharding import constrain, is_unsharded
+from contexture.models.sharding import batch_shards, constrain, is_unsharded, sum_over_devices
 
 Init: TypeAlias = nn.initializers.Initializer
 Activation: TypeAlias = Callable[[jax.Array], jax.Array]
@@ -280,3 +280,29 @@ def scan_layers(
     # The layers' numbers are scanned over along with their parameters.
     x_BLD, every_layer = scanned(name="layers")(x_BLD, jnp.arange(layers, dtype=jnp.int32), *shared)
     return x_BLD, () if every_layer is None else tuple(every_layer)
+
+
+def lookup(table_VD: jax.Array, index_BL: jax.Array) -> jax.Array:
+    """Returns table[index]. On a mesh each device adds up its own sequences' gradient before the sum over devices."""
+    if batch_shards(index_BL.shape[0]) == 1:
+        return table_VD[index_BL]
+    return _lookup(table_VD.shape[0], table_VD, index_BL)
+
+
+@custom_gradient(nondiff_argnums=(0,))
+def _lookup(words: int, table_VD: jax.Array, index_BL: jax.Array) -> jax.Array:
+    return table_VD[index_BL]
+
+
+def _lookup_backward(words: int, index_BL: jax.Array, dx_BLD: jax.Array) -> tuple[jax.Array, None]:
+    devices, D = batch_shards(index_BL.shape[0]), dx_BLD.shape[-1]
+
+    def add(index_T: jax.Array, dx_TD: jax.Array) -> jax.Array:
+        return jnp.zeros((words, D), dx_TD.dtype).at[index_T].add(dx_TD)
+
+    # Each device adds its own sequences' rows into a table of its own; only these sums cross the mesh.
+    dtable_BVD = jax.vmap(add)(index_BL.reshape(devices, -1), dx_BLD.reshape(devices, -1, D))
+    return sum_over_devices(constrain(dtable_BVD, "BV_"), "VD"), None
+
+
+_lookup.defvjp(lambda words, table_VD, index_BL: (table_VD[index_BL], index_BL), _lookup_backward)

@@ -9,6 +9,8 @@ of two rows meet at single places, never in a run. Each count is mixed in two mu
 once more between them.
 """
 
+from typing import NamedTuple
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -119,3 +121,23 @@ def dropout(
     # Scaled in float32: 1/(1 - rate) rounded to bfloat16 would bias the mean.
     kept = (x.astype(jnp.float32) * (1.0 / (1.0 - rate))).astype(x.dtype)
     return jnp.where(keep, kept, jnp.zeros((), x.dtype))
+
+
+class WeightDropout(NamedTuple):
+    """The dropout of attention weights.
+
+    Args:
+        rate: the share of weights that become 0.
+        key: the key of the step's masks; None: no dropout.
+        site: which of the model's dropouts this is.
+        longest: the greatest of several lengths that sequences are padded to, in which weights are numbered; 0: there
+            is one length.
+    """
+
+    rate: float = 0.0
+    key: DropoutKey | None = None
+    site: jax.Array | int = 0
+    longest: int = 0
+
+
+NO_DROPOUT = WeightDropout()

@@ -16,16 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contexture.configs import recipe
 from contexture.data import rng
 from contexture.data.batches import check_fields, iterate
-from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
-from contexture.data.open_batches import open_held_out
-from contexture.data.pretraining import split_table
 from contexture.data.pretraining.sentence_pairs import FIELDS, HeldOutPairs, PairBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tokenizers.wordpiece import WordPiece
+from contexture.train.evaluation.held_out import open_held_out
 from tests.helpers.long import long
 from tests.helpers.slow_pairs import as_text, guesses, instances_of, random_documents, truncate, vocabulary
 
@@ -44,7 +44,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
 @pytest.fixture(scope="module")
 def shards(config: DataConfig) -> Shards:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(split_table, "BLOCK_SENTENCES", 40)
+        patch.setattr("contexture.data.pretraining.shards.BLOCK_SENTENCES", 40)
         return prepare(config, WordPiece(vocabulary(), True), Path(config.path[0]).parent / "shards")
 
 
@@ -204,7 +204,8 @@ def test_held_out_text_knows_no_ramp(shards: Shards, config: DataConfig, batch: 
     """The ramp belongs to training: held-out text is read in batches of any size."""
     ramped = dataclasses.replace(config, ramp_from=2, ramp_steps=6)
     tokenizer = WordPiece(vocabulary(), True)
-    plain, other = (open_held_out(shards, tokenizer, each, TaskConfig(), "bert", batch) for each in (config, ramped))
+    runs = [dataclasses.replace(recipe("bert.tiny"), data=each) for each in (config, ramped)]
+    plain, other = (open_held_out(run, shards, tokenizer, batch) for run in runs)
     assert plain is not None and other is not None and plain.steps == other.steps > 1
     for name, x in plain.read(1).items():
         assert len(x) == batch and np.array_equal(other.read(1)[name], x), name

@@ -13,7 +13,7 @@ import pytest
 
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.tasks.read import conll, tables
-from contexture.data.text.sentences import sentences
+from contexture.data.text.lines import sentences
 from contexture.data.text.sources import TextFile, document_batches, sentence_batches
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.byte_pair import Gpt1BPE, standardized
@@ -86,7 +86,7 @@ def test_sentences_end_where_the_plain_pattern_says(monkeypatch: pytest.MonkeyPa
     letters = list(".!?…。！？\"')”’」 \n\t\u3000aA1,-")
     texts = ["".join(rng.choices(letters, k=rng.randint(0, 12))) + "x" for _ in range(30_000)]
     split = [sentences(text) for text in texts]
-    monkeypatch.setattr("contexture.data.text.sentences._END", _PLAIN)
+    monkeypatch.setattr("contexture.data.text.lines._END", _PLAIN)
     assert split == [sentences(text) for text in texts]
     assert sum(map(len, split)) > 1.2 * len(split)
 

@@ -54,14 +54,13 @@ def _with_run(name: str, words: list[str]) -> Callable[[Path], None]:
 @contextmanager
 def _without_training() -> Iterator[None]:
     """A run's folder, description, vocabulary and data are made; nothing is compiled."""
-    from contexture.train import loop
-    from contexture.train.run import data
+    from contexture.train import loop, setup
     from contexture.train.run import folder as directory
 
     def open_alone(run: Run, recipe: Run, folder: Path, signals: Any, *shared: Any) -> None:
         with directory.lock_run_dir(folder):
             old = directory.open_or_create(run, folder)
-            tokenizer, store = data.open_data(run, folder, signals)
+            tokenizer, store = setup.open_data(run, folder, signals)
             directory.write_run_json(folder, run, tokenizer, store, old)
             figures = json.dumps({"step": 0, "split": "train", "loss": 1.0})
             (folder / "metrics.jsonl").write_text(figures + "\n", "utf-8")

@@ -12,7 +12,7 @@ from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tasks.read.read_examples import examples
-from contexture.data.text.sentences import sentences
+from contexture.data.text.lines import sentences
 from contexture.data.text.sources import expand, sentence_batches, texts, whole_texts
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import learn

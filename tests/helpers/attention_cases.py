@@ -13,10 +13,9 @@ import numpy as np
 
 from contexture.models.config import GptConfig
 from contexture.models.gpt import causal_biases
-from contexture.models.layers.attention import flash, gpu_kernel, reference, tpu_kernel
+from contexture.models.layers.attention import flash, gpu_kernel, module, tpu_kernel
 from contexture.models.layers.attention.mask import PADDED, AttentionMask
-from contexture.models.layers.attention.reference import WeightDropout
-from contexture.models.layers.dropout import DropoutKey, dropout_key
+from contexture.models.layers.dropout import DropoutKey, WeightDropout, dropout_key
 
 KERNELS: dict[str, ModuleType] = {"tpu": tpu_kernel, "gpu": gpu_kernel, "tpu_long": tpu_kernel}
 """The kernels by name; `tpu_long` has the backward pass of long texts."""
@@ -142,7 +141,7 @@ def kernel_program(kernel: Tiled, case: Case) -> Callable[[Arrays, AttentionMask
 def reference_program(case: Case) -> Callable[[Arrays, jax.Array, DropoutKey], Any]:
     def run(arrays: Arrays, bias_BHLM: jax.Array, key: DropoutKey) -> Any:
         dropped = WeightDropout(case.rate, key, 4)
-        return gradients(lambda q, k, v: reference.attend(q, k, v, bias_BHLM, dropped), arrays)
+        return gradients(lambda q, k, v: module.reference_attend(q, k, v, bias_BHLM, dropped), arrays)
 
     return jax.jit(run, compiler_options=_OPTIONS)
 

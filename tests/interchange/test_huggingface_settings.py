@@ -13,7 +13,7 @@ from contexture.models.families import example
 from contexture.train.checkpoints.transfer import model_of
 from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_fields, batch_sizes
-from contexture.train.run.data import read_tokenizer
+from contexture.train.run.vocabulary import read_tokenizer
 from contexture.train.settings.run_file import read
 from tests.helpers.random_runs import random_parameters
 from tests.train.run.test_formats import GOLDEN

@@ -16,8 +16,7 @@ from contexture.models.families import build
 from contexture.models.layers.dropout import dropout_key
 from contexture.models.model import Model, Outputs
 from contexture.models.shapes import path_of
-from contexture.train.losses import cross_entropy
-from contexture.train.objectives import MlmNsp, loss
+from contexture.train.objectives import MlmNsp, cross_entropy, loss
 from tests.helpers.optimized import OPTIMIZED
 from tests.helpers.parity_rule import assert_differs, off, worst
 

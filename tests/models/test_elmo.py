@@ -21,8 +21,7 @@ from contexture.models.elmo import DIRECTIONS, sizes
 from contexture.models.families import build, example
 from contexture.models.layers.char_cnn import CharCnn
 from contexture.train import mesh as meshes
-from contexture.train.losses import means
-from contexture.train.objectives import OBJECTIVES
+from contexture.train.objectives import OBJECTIVES, means
 from contexture.train.optim.optimizers import optimizer
 from contexture.train.programs import step_settings
 from contexture.train.run.report import read_metrics

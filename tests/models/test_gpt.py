@@ -19,7 +19,7 @@ from contexture.models.layers.dropout import dropout_key
 from contexture.models.model import Outputs
 from contexture.models.shapes import by_path
 from contexture.models.sharding import partition_spec
-from contexture.train.losses import cross_entropy
+from contexture.train.objectives import cross_entropy
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, assert_differs
 

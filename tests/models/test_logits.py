@@ -18,8 +18,7 @@ from contexture.models.layers.blocks import Linear
 from contexture.models.model import Outputs
 from contexture.models.shapes import path_of
 from contexture.train.evaluation.predictions import ClassCollector
-from contexture.train.losses import Sum, cross_entropy, has_best
-from contexture.train.objectives import OBJECTIVES, WithLmLoss, WithMixPenalty
+from contexture.train.objectives import OBJECTIVES, Sum, WithLmLoss, WithMixPenalty, cross_entropy, has_best
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close
 

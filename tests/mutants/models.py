@@ -42,7 +42,7 @@ MODELS = (
          f"{_BLOCKS}test_a_feed_forward_is_two_maps_with_an_activation_between"),
     ),
     *mutants_of(
-        "models/layers/attention/reference.py",
+        "models/layers/attention/module.py",
         ("attention.no-scale", ".astype(jnp.float32) * q_BHLK.shape[-1] ** -0.5", ".astype(jnp.float32)", _ATTEND),
         ("attention.gradient-scale", "(dweights_BHLM - mean_BHL1) * q_BHLK.shape[-1] ** -0.5",
          "(dweights_BHLM - mean_BHL1)", _ATTEND),
@@ -124,22 +124,19 @@ MODELS = (
         ("bert.init-not-cut", "nn.initializers.truncated_normal(config.init_std)",
          "nn.initializers.normal(config.init_std)",
          "models/test_bert.py::test_kernels_are_normal_cut_at_two_deviations"),
-    ),
-    *mutants_of(
-        "models/layers/embeddings.py",
         ("embeddings.no-segments", "lookup(table_VD, tokens_BL) + positions_BLD + segments_BLD",
          "lookup(table_VD, tokens_BL) + positions_BLD + 0.0 * segments_BLD",
          "models/test_bert.py::test_the_embeddings_are_the_normed_sum_of_three_tables"),
         ("embeddings.positions-not-read",
          "position_LD[None, :L] if positions_BL is None else position_LD[positions_BL]",
          "position_LD[None, :L]", "models/test_bert.py::test_positions_say_where_a_token_stands"),
+    ),
+    *mutants_of(
+        "models/gpt.py",
         ("gpt1.dropout-on-the-sum-too", "return x_BLD if self.one_table else dropout(", "return dropout(",
          "models/test_gpt.py::test_dropout_falls_on_the_one_table_once_a_step"),
         ("gpt1.softmax-without-positions", "table_VD, position_LD = softmax_VD[:V], softmax_VD[V:]",
          "table_VD, position_LD = softmax_VD[:V], softmax_VD[V:]; softmax_VD = table_VD", _GPT1),
-    ),
-    *mutants_of(
-        "models/gpt.py",
         ("gpt.sees-one-ahead", "(distance_BLM >= 0)", "(distance_BLM >= -1)", _GPT1),
         ("gpt.does-not-see-itself", "(distance_BLM >= 0)", "(distance_BLM >= 1)", _GPT1),
         ("gpt.band-wider", "distance_BLM < config.local_window", "distance_BLM <= config.local_window",
@@ -166,7 +163,7 @@ MODELS = (
          _GPT_GOLDEN),
     ),
     *mutants_of(
-        "models/heads/language_model.py",
+        "models/bert.py",
         ("mlm.no-bias", "return logits_BPV + bias_V[None, None]", "return logits_BPV",
 
          "models/heads/test_bert_heads.py"),
@@ -380,7 +377,7 @@ MODELS = (
          f"{_QUANTIZED}test_offloading_sends_the_result_to_the_host"),
     ),
     *mutants_of(
-        "models/heads/language_model.py",
+        "models/bert.py",
         ("logits.of-slots-in-bfloat16", '"BPD,VD->BPV", x_BPD, table_VD, preferred_element_type=jnp.float32)',
          '"BPD,VD->BPV", x_BPD, table_VD)', f"{_LOGITS}test_logits_are_no_bfloat16_numbers"),
     ),

@@ -139,7 +139,7 @@ TRAINING = (
          "if not record.exc_info:", _PLUGIN),
     ),
     *mutants_of(
-        "train/losses.py",
+        "train/objectives.py",
         ("loss.of-the-top", "- chosen, (label > others)", "+ 0.0 * chosen, (label > others)", _WEIGHTS),
         ("loss.hit-always", "(label > others).astype", "(label > others - 9.0).astype", _WEIGHTS),
         ("loss.a-tie-is-a-hit", "(label > others).astype", "(label >= others).astype",

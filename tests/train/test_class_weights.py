@@ -13,8 +13,7 @@ from contexture.data.tasks.read.labels import class_weights
 from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece
 from contexture.models.encoding import Encoding
 from contexture.models.model import Outputs
-from contexture.train.losses import cross_entropy, means
-from contexture.train.objectives import OBJECTIVES, loss
+from contexture.train.objectives import OBJECTIVES, cross_entropy, loss, means
 from tests.helpers.parity_rule import assert_differs, close
 
 WEIGHTS_C = np.array([1.0, 2.5, 0.5], np.float32)

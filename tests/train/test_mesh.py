@@ -16,7 +16,6 @@ from jax.sharding import Mesh
 
 from contexture.data.batches import Batches
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.open_batches import open_batches
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.text.sources import expand, texts
@@ -31,6 +30,7 @@ from contexture.train.programs import step_settings
 from contexture.train.run.report import read_metrics
 from contexture.train.settings.run import Run
 from contexture.train.settings.sections import MeshConfig, OptimConfig
+from contexture.train.setup import open_batches
 from contexture.train.step import State, create, train_step
 from tests.helpers.jobs import finish, free_port, start_job
 from tests.helpers.long import long
@@ -80,7 +80,7 @@ def on_text(run: Run, text_folder: Path) -> Run:
 def batches_of(run: Run, folder: Path) -> Batches:
     data = run.data
     vocabulary = learn(data.vocabulary, texts(expand(data.path)), run.model.vocab - 2, True, data.word_splitter)
-    return open_batches(prepare(data, vocabulary, folder, stream=run.stream), vocabulary, data, run.task, run.family, 0)
+    return open_batches(run, prepare(data, vocabulary, folder, stream=run.stream), vocabulary)
 
 
 def losses_on(
@@ -238,7 +238,7 @@ def test_a_tasks_losses_are_the_same_on_a_mesh_in_parts(run, batches, task_files
         run = dataclasses.replace(run, model=dataclasses.replace(run.model, vocab=tokenizer.size))
     store = encode(task, tokenizer, tmp_path / "data")
     tagging = dataclasses.replace(run, task=task, data=dataclasses.replace(run.data, packed=False))
-    examples = open_batches(store, tokenizer, tagging.data, task, run.family, 0)
+    examples = open_batches(tagging, store, tokenizer)
     one, _, _ = losses_on(tagging, examples, (1, 1, 1), 1, store.labels)
     count, _, _ = losses_on(tagging, examples, (2, 2, 2), 4, store.labels)
     assert_close(count, one, rtol=1e-5)

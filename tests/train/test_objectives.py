@@ -11,8 +11,7 @@ from contexture.data.task_kinds import KINDS
 from contexture.models.encoding import Encoding
 from contexture.models.heads.chunked_softmax import TokenLosses
 from contexture.models.model import Outputs
-from contexture.train.losses import Sum, cross_entropy, mean, means, without_padding
-from contexture.train.objectives import OBJECTIVES, loss
+from contexture.train.objectives import OBJECTIVES, Sum, cross_entropy, loss, mean, means, without_padding
 from tests.helpers.parity_rule import assert_differs, close
 
 NOTHING = Encoding(jnp.zeros((1, 1, 1)), jnp.ones((1, 1), jnp.int32))

@@ -12,8 +12,7 @@ from contexture.data.config import DataConfig
 from contexture.models.config import BertConfig, ElmoConfig
 from contexture.models.families import build, example
 from contexture.train import mesh as meshes
-from contexture.train.losses import Sum
-from contexture.train.objectives import OBJECTIVES, Objective, batch_fields, batch_sizes
+from contexture.train.objectives import OBJECTIVES, Objective, Sum, batch_fields, batch_sizes
 from contexture.train.programs import step_settings
 from contexture.train.settings.run import Run
 from contexture.train.settings.sections import MeshConfig, OptimConfig

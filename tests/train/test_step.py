@@ -17,8 +17,7 @@ from contexture.train import mesh as meshes
 from contexture.train import programs
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.best import Best, unigram_baseline, value_to_minimise
-from contexture.train.losses import cross_entropy
-from contexture.train.objectives import OBJECTIVES, batch_fields
+from contexture.train.objectives import OBJECTIVES, batch_fields, cross_entropy
 from contexture.train.programs import step_settings, without_step_settings
 from contexture.train.run.throughput import activation_floats
 from contexture.train.settings.run import Run

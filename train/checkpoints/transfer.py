@@ -26,7 +26,7 @@ from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.objectives import objective_of
 from contexture.train.optim.lora import ADAPTERS, merged
 from contexture.train.optim.optimizers import lr_multipliers
-from contexture.train.run.data import read_tokenizer
+from contexture.train.run.vocabulary import read_tokenizer
 from contexture.train.settings import run_file
 from contexture.train.settings.run import Run
 from contexture.train.settings.run_file import RunRecord

@@ -44,8 +44,7 @@ from contexture.train.evaluation.spans import answer_counts, searched_threshold
 from contexture.train.evaluation.steps import checkpoints_as_written, steps_named, wait_for_first
 from contexture.train.evaluation.submission import SubmittedFile, check_submission, write_submission
 from contexture.train.evaluation.task_metrics import FileRow, LabelRow
-from contexture.train.losses import Sum, mean
-from contexture.train.objectives import Objective, batch_fields, batch_sizes, objective_of
+from contexture.train.objectives import Objective, Sum, batch_fields, batch_sizes, mean, objective_of
 from contexture.train.run.folder import make_folder
 from contexture.train.run.report import Figure, plain
 from contexture.train.settings import run_file

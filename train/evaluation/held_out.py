@@ -18,8 +18,7 @@ from contexture.data.batches import HeldOut
 from contexture.data.bucketing import check_batch
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import TaskConfig
-from contexture.data.open_batches import open_held_out
-from contexture.data.pretraining.shards import Shards
+from contexture.data.pretraining.shards import Shards, prepared_at
 from contexture.data.storage import partial_beside
 from contexture.data.tasks.batch.answer_rules import answer_rules
 from contexture.data.tasks.batch.batches import HeldOutTask
@@ -37,8 +36,9 @@ from contexture.train.evaluation.figures import KINDS
 from contexture.train.evaluation.predictions import majority_baseline
 from contexture.train.evaluation.request import EvaluationRequest
 from contexture.train.evaluation.spans import answer_counts
-from contexture.train.run.data import open_shards, read_tokenizer
 from contexture.train.run.folder import make_folder
+from contexture.train.run.vocabulary import read_tokenizer
+from contexture.train.settings.run import Run
 from contexture.train.settings.run_file import RunRecord
 
 logger = logging.getLogger(__name__)
@@ -104,17 +104,49 @@ def check_request(folder: Path, record: RunRecord, request: EvaluationRequest) -
 
 def _held_out_text(folder: Path, record: RunRecord, batch: int, lanes: int, cancel: CancelToken) -> HeldOutData:
     run = record.run
-    shards = open_shards(folder, run)
+    shards = Shards.open(prepared_at(run.data.path) or folder / "data")
     # Digests of the files are checked: a figure on changed text would look like one on the run's own.
     shards.verify(cancel)
     if shards.fingerprint != record.data:
         raise ConfigError(f"{shards.folder} is not the text that {folder} was trained with; put it back")
     # The run's own vocabulary: losses over another one cannot be compared.
     tokenizer = read_tokenizer(folder, record)
-    held_out = open_held_out(shards, tokenizer, run.data, run.task, run.family, batch, lanes, cancel)
+    held_out = open_held_out(run, shards, tokenizer, batch, lanes, cancel)
     if held_out is None:
         raise ConfigError(f"{folder} holds nothing out; pretrain with --data.dev F or --data.dev-fraction 0.1")
     return HeldOutData(held_out, shards, shards.fingerprint)
+
+
+def open_held_out(
+    run: Run,
+    store: Shards | ExampleStore,
+    tokenizer: Tokenizer,
+    batch: int,
+    lanes: int = 0,
+    cancel: CancelToken = NEVER,
+) -> HeldOut | None:
+    """Returns the batches that a run holds out, of the examples of its task or of text; None where it holds none out.
+
+    Args:
+        run: the run.
+        store: its text or examples.
+        tokenizer: its vocabulary.
+        batch: sequences of a batch.
+        lanes: for ELMo, how many of the sequences carry text, 0 for all. Where lanes begin depends on their number,
+            which must not depend on the number of devices.
+        cancel: may raise to stop the planning.
+    """
+    if isinstance(store, ExampleStore):
+        # The same weights as in training: `balanced` goes by the counts of train.
+        weights_C = class_weights(run.task, store.labels, store.counts)
+        dev, rules = store.splits["dev"], answer_rules(run.task, store.counts)
+        if not dev.examples:
+            return None
+        return HeldOutTask(dev, tokenizer, run.data, batch, weights_C, family=run.family, rules=rules)
+    if not store.splits["dev"].documents:
+        return None
+    config = dataclasses.replace(run.data, batch=batch, ramp_from=0, ramp_steps=0)  # a ramp is for training
+    return run.text.open_held_out(store, config, lanes, cancel)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.tasks.batch.batches import HeldOutTask
 from contexture.models.shapes import Params
 from contexture.train import mesh as meshes
-from contexture.train.losses import Sum
+from contexture.train.objectives import Sum
 from contexture.train.step import Carry, EvaluationStep, Predictions
 
 Computed = tuple[int, dict[str, Sum], dict[str, np.ndarray]]

@@ -52,8 +52,8 @@ from contexture.train.evaluation.outputs import computed
 from contexture.train.evaluation.predictions import Prediction, collector_of
 from contexture.train.evaluation.spans import SpanAnswer, searched_threshold
 from contexture.train.objectives import objective_of
-from contexture.train.run.data import read_tokenizer
 from contexture.train.run.folder import make_folder
+from contexture.train.run.vocabulary import read_tokenizer
 from contexture.train.settings import run_file
 from contexture.train.settings.sections import MeshConfig
 from contexture.train.step import evaluation_step

@@ -14,7 +14,7 @@ from contexture.train.evaluation.figures import LabelledPredictions
 from contexture.train.evaluation.outputs import ExampleOrder
 from contexture.train.evaluation.spans import SpanAnswer, SpanCollector
 from contexture.train.evaluation.task_metrics import FileRow, LabelRow, Tags, rows_by_file
-from contexture.train.losses import has_best
+from contexture.train.objectives import has_best
 
 Numbers: TypeAlias = NDArray[np.int32] | NDArray[np.float64]
 """A number for each example or word: of its label (i32), or its target (f64)."""

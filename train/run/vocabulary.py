@@ -1,16 +1,19 @@
-"""Learns the vocabulary of a run on its text, and checks vocabularies against models."""
+"""Learns the vocabulary of a run on its text, opens it again, and checks vocabularies against models."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from contexture.data.cancel import CancelToken
 from contexture.data.text.sources import Source, texts, whole_texts
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import learn as learn_vocabulary
+from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.unknown_tokens import LostMarks
 from contexture.data.tokenizers.word_level import StaticWords, Words
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.train.errors import ConfigError
 from contexture.train.settings.run import Run
+from contexture.train.settings.run_file import RunRecord
 
 
 def learn(
@@ -84,3 +87,13 @@ def check_tokenizer_kind(run: Run, kind: str) -> None:
     # … and which of these a new run may begin with.
     if why := run.text.why_not_learned(kind):
         raise ConfigError(why)
+
+
+def read_tokenizer(folder: Path, record: RunRecord) -> Tokenizer:
+    """Returns a run's tokenizer. Raises ConfigError if nothing was trained, or with another tokenizer."""
+    if not record.tokenizer:
+        raise ConfigError(f"{folder} holds no checkpoint yet; train it first")
+    tokenizer = load_tokenizer(folder / "tokenizer", record.run.data.lowercase)
+    if record.tokenizer != tokenizer.fingerprint:
+        raise ConfigError(f"{folder / 'tokenizer'} is not the vocabulary that this run was trained with; put it back")
+    return tokenizer

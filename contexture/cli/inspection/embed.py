@@ -12,7 +12,7 @@ from contexture.api import open
 from contexture.cli.output import Result
 from contexture.cli.parse import parse
 from contexture.data.cancel import CancelToken
-from contexture.data.text.read_lines import check_lines, lines_of
+from contexture.data.text.sources import check_lines, lines_of
 from contexture.requests import EmbeddingRequest
 from contexture.requests.arguments import checkpoint_of
 from contexture.train.run.signals import NOTHING_WRITTEN, Signals

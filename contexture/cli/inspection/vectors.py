@@ -8,7 +8,7 @@ from contexture.api import open
 from contexture.cli.output import Result
 from contexture.cli.parse import parse
 from contexture.data.errors import DataError
-from contexture.data.text.read_lines import check_lines, lines_of
+from contexture.data.text.sources import check_lines, lines_of
 from contexture.requests import NeighboursRequest, SimilarityRequest, several
 from contexture.requests.arguments import checkpoint_of
 from contexture.train.run.signals import NOTHING_WRITTEN, STOPPED, Signals

@@ -12,9 +12,8 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from contexture.models.layers.attention.mask import AttentionMask
-from contexture.models.layers.attention.reference import NO_DROPOUT, WeightDropout
 from contexture.models.layers.attention.tiles import Inputs, Saved, Scalars, Sizes, visited
-from contexture.models.layers.dropout import row_words
+from contexture.models.layers.dropout import NO_DROPOUT, WeightDropout, row_words
 from contexture.models.layers.matmul import custom_gradient
 from contexture.models.sharding import partition_spec
 

@@ -1,24 +1,119 @@
-"""Multi-head attention (Vaswani et al. 2017, section 3.2)."""
+"""Multi-head attention (Vaswani et al. 2017, section 3.2): the layer, and its formula with the weights BHLM as an
+array, which a CPU runs and kernels are measured against."""
 
 import functools
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from contexture.models.config import Quantization
-from contexture.models.layers.attention import cudnn, reference
 from contexture.models.layers.attention.mask import AttentionMask
-from contexture.models.layers.attention.reference import NO_DROPOUT, WeightDropout
 from contexture.models.layers.blocks import Init, Linear, fused_projections
-from contexture.models.layers.dropout import DropoutKey
+from contexture.models.layers.dropout import NO_DROPOUT, DropoutKey, WeightDropout, dropout
+from contexture.models.layers.matmul import custom_gradient
 from contexture.models.sharding import platform
 
 KVCache: TypeAlias = tuple[jax.Array, jax.Array]
 """The cached keys and values of one layer, BMHK each."""
 AttentionMap: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
 """Attention weights BHLM in float32, and the queries BLHK and keys BMHK that they come from."""
+
+
+Residuals: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array, DropoutKey | None, jax.Array | int]
+"""What the backward pass keeps: q, k, v, the attention weights, and how to draw their dropout mask again."""
+
+
+class Drop(NamedTuple):
+    """What a program is compiled for: the rate, and the dims (H, L, M) by which weights are numbered; (): their own."""
+
+    rate: float
+    whole: tuple[int, ...]
+
+
+def reference_attend(
+    q_BLHK: jax.Array,
+    k_BMHK: jax.Array,
+    v_BMHK: jax.Array,
+    bias_BHLM: jax.Array,
+    dropped: WeightDropout = NO_DROPOUT,
+) -> jax.Array:
+    """dropout(softmax(q·k/sqrt(K) + bias))·v → BLHK; the softmax in float32.
+
+    bias broadcasts: a mask over keys is (B, 1, 1, M). It is a constant: it receives no gradient.
+    """
+    # Heads before positions: each product below is then a batch of plain matrix products.
+    q_BHLK, k_BHMK, v_BHMK = (x.swapaxes(1, 2) for x in (q_BLHK, k_BMHK, v_BMHK))
+    longest = dropped.longest
+    # Numbered as in the longest sequence, so that a weight's dropout does not depend on padding.
+    drop = Drop(dropped.rate, (q_BLHK.shape[2], longest, longest) if longest else ())
+    y_BHLK = _reference(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, dropped.key, dropped.site, drop)
+    return y_BHLK.swapaxes(1, 2)
+
+
+def attention_weights(q_BHLK: jax.Array, k_BHMK: jax.Array, bias_BHLM: jax.Array) -> jax.Array:
+    """softmax(q·k/sqrt(K) + bias) over the keys → BHLM, float32."""
+    # Scaled behind the product and in float32: q/sqrt(K) rounded to bfloat16 would lose bits of the logits.
+    logits_BHLM = jnp.einsum("BHLK,BHMK->BHLM", q_BHLK, k_BHMK).astype(jnp.float32) * q_BHLK.shape[-1] ** -0.5
+    return jax.nn.softmax(logits_BHLM + bias_BHLM, axis=-1)
+
+
+@custom_gradient(nondiff_argnums=(6,))
+def _reference(
+    q_BHLK: jax.Array,
+    k_BHMK: jax.Array,
+    v_BHMK: jax.Array,
+    bias_BHLM: jax.Array,
+    dropout_key: DropoutKey | None,
+    site: jax.Array | int,
+    drop: Drop,
+) -> jax.Array:
+    return _reference_forward(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, dropout_key, site, drop)[0]
+
+
+def _reference_forward(
+    q_BHLK: jax.Array,
+    k_BHMK: jax.Array,
+    v_BHMK: jax.Array,
+    bias_BHLM: jax.Array,
+    dropout_key: DropoutKey | None,
+    site: jax.Array | int,
+    drop: Drop,
+) -> tuple[jax.Array, Residuals]:
+    # Softmax in float32, then the compute dtype: this is the largest array that the backward pass keeps.
+    weights_BHLM = attention_weights(q_BHLK, k_BHMK, bias_BHLM).astype(v_BHMK.dtype)
+    y_BHLK = jnp.einsum("BHLM,BHMK->BHLK", dropout(weights_BHLM, drop.rate, dropout_key, site, drop.whole), v_BHMK)
+    # The weights are kept, in the compute dtype. Logits, mask and dropped weights are not: the gradient needs no
+    # logits, and a counter-based mask costs less to draw again than to store.
+    return y_BHLK, (q_BHLK, k_BHMK, v_BHMK, weights_BHLM, dropout_key, site)
+
+
+def _reference_backward(drop: Drop, saved: Residuals, dy_BHLK: jax.Array) -> tuple[jax.Array | None, ...]:
+    """dlogits = weights · (dweights - Σ weights · dweights), then back through both products.
+
+    On a CPU XLA is slow at a product whose summed dim is not the last of its left factor, hence the swapaxes.
+    """
+    q_BHLK, k_BHMK, v_BHMK, weights_BHLM, dropout_key, site = saved
+    dropped_BHLM = dropout(weights_BHLM, drop.rate, dropout_key, site, drop.whole)
+    dv_BHKM = jnp.einsum("BHKL,BHLM->BHKM", dy_BHLK.swapaxes(2, 3), dropped_BHLM)
+    # The same mask once more: dropout is linear, and its own transpose.
+    dweights_BHLM = jnp.einsum("BHLK,BHMK->BHLM", dy_BHLK, v_BHMK)
+    dweights_BHLM = dropout(dweights_BHLM, drop.rate, dropout_key, site, drop.whole)
+    dweights_BHLM = dweights_BHLM.astype(jnp.float32)
+    # The mean is formed from the same rounded weights as the differences, so that a row's dlogits sum to zero also in
+    # bfloat16, as softmax's gradient must.
+    mean_BHL1 = (weights_BHLM * dweights_BHLM).sum(-1, keepdims=True)
+    dlogits_BHLM = weights_BHLM * (dweights_BHLM - mean_BHL1) * q_BHLK.shape[-1] ** -0.5
+    # Softmax and its gradient are float32; the products on both sides run in the compute dtype.
+    dlogits_BHLM = dlogits_BHLM.astype(q_BHLK.dtype)
+    dq_BHLK = jnp.einsum("BHLM,BHMK->BHLK", dlogits_BHLM, k_BHMK)
+    dk_BHKM = jnp.einsum("BHKL,BHLM->BHKM", q_BHLK.swapaxes(2, 3), dlogits_BHLM)
+    return dq_BHLK, dk_BHKM.swapaxes(2, 3), dv_BHKM.swapaxes(2, 3), None, None, None
+
+
+_reference.defvjp(_reference_forward, _reference_backward)
 
 
 def attend(
@@ -32,9 +127,9 @@ def attend(
     BHLM, by a kernel where it is a rule."""
     # `choose` decided this where the mask was made: an array only for the reference.
     if not isinstance(mask, AttentionMask):
-        return reference.attend(q_BLHK, k_BMHK, v_BMHK, mask, dropped)
+        return reference_attend(q_BLHK, k_BMHK, v_BMHK, mask, dropped)
     if mask.implementation == "cudnn":  # chosen for causal attention without dropout, window and documents
-        return cudnn.attend(q_BLHK, k_BMHK, v_BMHK)
+        return jax.nn.dot_product_attention(q_BLHK, k_BMHK, v_BMHK, is_causal=True, implementation="cudnn")
     # Pallas takes as long to import as all of this package, and a CPU's user needs none of it.
     from contexture.models.layers.attention import flash, gpu_kernel, tpu_kernel
 
@@ -100,7 +195,7 @@ class Attention(nn.Module):
     def maps(self, x_BLD: jax.Array, bias_BHLM: jax.Array) -> AttentionMap:
         """Returns the weights of every head without dropout, computed from queries and keys: kernels store none."""
         q_BLHK, k_BMHK = self.query(x_BLD), self.key(x_BLD)
-        return reference.attention_weights(q_BLHK.swapaxes(1, 2), k_BMHK.swapaxes(1, 2), bias_BHLM), q_BLHK, k_BMHK
+        return attention_weights(q_BLHK.swapaxes(1, 2), k_BMHK.swapaxes(1, 2), bias_BHLM), q_BLHK, k_BMHK
 
     def step(
         self, x_BLD: jax.Array, bias_BHLM: jax.Array, kv_cache: KVCache, start: jax.Array | int

@@ -13,7 +13,7 @@ from contexture.data.errors import DataError
 from contexture.data.families.registry import TEXT_FAMILIES
 from contexture.models.config import BertConfig, GptConfig, TransformerConfig
 from contexture.models.families import build
-from contexture.models.layers.attention import reference
+from contexture.models.layers.attention import module
 from contexture.models.model import Outputs
 from tests.helpers.commands import devices
 from tests.helpers.long import long
@@ -58,14 +58,14 @@ def _maps(config: TransformerConfig, **chosen: list[int]) -> list[Any]:
 def _of_training(config: TransformerConfig, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     """The weights BHLM that a training step multiplies with the values, layer by layer."""
     seen: list[np.ndarray] = []
-    plain = reference.dropout
+    plain = module.dropout
 
     def dropout(x: jax.Array, *more: Any) -> jax.Array:
         if x.ndim == 4:
             jax.debug.callback(lambda weights: seen.append(np.asarray(weights)), x, ordered=True)
         return plain(x, *more)
 
-    monkeypatch.setattr(reference, "dropout", dropout)
+    monkeypatch.setattr(module, "dropout", dropout)
     sequence = _sequence(config)
     batch = {
         "tokens": np.array([sequence.ids], np.int32),

@@ -16,7 +16,7 @@ from contexture.analysis.zeroshot.lambada import lambada, split_passage
 from contexture.analysis.zeroshot.word_perplexity import join_tokens, word_perplexity
 from contexture.cli import main as cli
 from contexture.data.errors import DataError
-from contexture.train.losses import is_hit
+from contexture.train.objectives import is_hit
 from tests.helpers.commands import json_of
 from tests.helpers.long import long
 from tests.helpers.parity_rule import close

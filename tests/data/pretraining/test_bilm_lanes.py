@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from contexture.data import rng as draws
 from contexture.data.batches import check_fields, iterate
-from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.cancel import NEVER
+from contexture.data.config import DataConfig
 from contexture.data.describe import describe
 from contexture.data.errors import DataError
+from contexture.data.families.registry import TEXT_FAMILIES
 from contexture.data.layouts import Batch
-from contexture.data.open_batches import open_batches, open_held_out
 from contexture.data.pretraining import shards as shards_module
 from contexture.data.pretraining.bilm_lanes import FIELDS, SAMPLED, HeldOutLanes, LaneBatches
 from contexture.data.pretraining.shards import Shards
@@ -185,16 +186,16 @@ def test_every_held_out_word_is_predicted_once(tmp_path_factory, sentences, lane
 
 def test_the_figures_do_not_hang_on_how_lines_were_rounded_up(tmp_path: Path):
     shards = _prepared(tmp_path, [["a"]] * 3, [["a", "b", "c"], ["d", "x"]] * 3)
-    off, tokenizer = TaskConfig(), shards.tokenizer
-    exact, rounded = (open_held_out(shards, tokenizer, _config(), off, "elmo", lines, 3) for lines in (3, 4))
-    assert exact is not None and rounded is not None and exact.steps == rounded.steps and rounded.batch == 4
+    text = TEXT_FAMILIES["elmo"]
+    exact, rounded = (text.open_held_out(shards, _config(batch=lines), 3, NEVER) for lines in (3, 4))
+    assert exact.steps == rounded.steps and rounded.batch == 4
     for step in range(exact.steps):
         a, b = exact.read(step), rounded.read(step)
         for way in ("", "_backward"):
             assert _read(a, way) == _read(b, way)[:3]
-    larger = open_held_out(shards, tokenizer, _config(), off, "elmo", 2)
+    larger = text.open_held_out(shards, _config(batch=2), 0, NEVER)
     assert isinstance(larger, HeldOutLanes) and larger.lanes == 2
-    batches = open_batches(shards, tokenizer, _config(), off, "elmo", SEED)
+    batches = text.open_batches(shards, _config(), SEED, NEVER)
     assert isinstance(batches, LaneBatches)
     for reader in (batches, rounded):
         with iterate(reader, 0, 3) as steps:

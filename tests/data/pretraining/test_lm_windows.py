@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.data.batches import check_fields, iterate
+from contexture.data.cancel import NEVER
 from contexture.data.config import DataConfig
 from contexture.data.describe import describe
-from contexture.data.open_batches import open_batches, open_held_out
+from contexture.data.families.registry import TEXT_FAMILIES
 from contexture.data.pretraining.lm_windows import FIELDS, PACKED, HeldOutWindows, WindowBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import RUN, prepare
@@ -322,9 +323,9 @@ def test_packed_documents_do_not_see_each_other(tmp_path_factory, texts, length)
 
 
 def test_the_road_is_chosen_by_the_stream_and_says_what_there_is(shards: Shards):
-    off: Any = None
-    batches = open_batches(shards, BYTES, _config(), off, "gpt", SEED)
-    held_out = open_held_out(shards, BYTES, _config(), off, "gpt", 3)
+    text = TEXT_FAMILIES["gpt"]
+    batches = text.open_batches(shards, _config(), SEED, NEVER)
+    held_out = text.open_held_out(shards, _config(batch=3), 0, NEVER)
     assert isinstance(batches, WindowBatches) and isinstance(held_out, HeldOutWindows) and held_out.batch == 3
     split = shards.splits["train"]
     assert batches.describe() == (

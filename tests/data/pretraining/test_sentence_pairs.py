@@ -17,7 +17,7 @@ from contexture.data import rng
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import SpanPairs, truncate_randomly
-from contexture.data.pretraining import sentence_pairs, split_table
+from contexture.data.pretraining import sentence_pairs
 from contexture.data.pretraining.sentence_pairs import SentencePairs
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
@@ -28,7 +28,7 @@ from tests.helpers.slow_pairs import Document, Instance, as_text, instances_of, 
 def _prepared(folder: Path, documents: list[Document], block: int = 40, window: int = 3, **options) -> Shards:
     (folder / "text.txt").write_text(as_text(documents), "utf-8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(split_table, "BLOCK_SENTENCES", block)
+        patch.setattr("contexture.data.pretraining.shards.BLOCK_SENTENCES", block)
         config = DataConfig(path=(str(folder / "text.txt"),), split_sentences=False, **options)
         return prepare(config, WordPiece(vocabulary(), lowercase=True), folder / "shards")
 

@@ -18,7 +18,7 @@ from contexture.data import plain_files
 from contexture.data.cancel import NEVER
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
-from contexture.data.pretraining import split_table, tokenize_corpus
+from contexture.data.pretraining import tokenize_corpus
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.storage import left_partials
@@ -119,7 +119,7 @@ def test_long_documents_are_cut_in_two(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_blocks_are_runs_of_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(split_table, "BLOCK_SENTENCES", 40)
+    monkeypatch.setattr("contexture.data.pretraining.shards.BLOCK_SENTENCES", 40)
     shards = _prepared(tmp_path, {"a.txt": random_documents(3, 60)})
     blocks, side = shards.splits["train"].blocks, shards.splits["train"]
     assert blocks[0] == 0 and blocks[-1] == side.documents and list(blocks) == sorted(set(blocks))
@@ -292,8 +292,8 @@ def test_a_killed_preparation_leaves_nothing_that_looks_whole(tmp_path: Path):
 
 def test_shards_made_for_something_else_are_refused(tmp_path: Path):
     from contexture.train.errors import ConfigError
-    from contexture.train.run.data import open_data
     from contexture.train.settings.run import Run
+    from contexture.train.setup import open_data
 
     (tmp_path / "a.txt").write_text("some text\nof two lines\n")
     text = (str(tmp_path / "a.txt"),)

@@ -28,8 +28,7 @@ from contexture.data.tasks.read.read_examples import examples
 from contexture.data.tasks.read.squad_file import questions_of_json
 from contexture.data.text import columnar, lines
 from contexture.data.text.columnar import Columnar
-from contexture.data.text.read_lines import documents_of, lines_of
-from contexture.data.text.sources import TextFile, expand
+from contexture.data.text.sources import TextFile, documents_of, expand, lines_of
 from tests.helpers.long import long
 
 ENDS = st.sampled_from(["\n", "\r\n", "\r"])
@@ -167,7 +166,7 @@ def test_a_cell_of_a_columnar_file_has_a_limit(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_document_that_is_read_whole_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lines, "LONGEST_DOCUMENT", 100)
+    monkeypatch.setattr("contexture.data.text.sources.LONGEST_DOCUMENT", 100)
     (tmp_path / "a.txt").write_text(f"{'a b ' * 20}\n\n{'a b ' * 20}\n")
     assert len(list(documents_of(expand(tmp_path / "a.txt"), "blank_lines"))) == 2
     with pytest.raises(DataError, match=r"a\.txt: a document of more than 100 characters; put blank lines between"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from contexture.data.errors import DataError
 from contexture.data.storage import check_free
 from contexture.data.text import lines, sources
-from contexture.data.text.sentences import sentences
+from contexture.data.text.lines import sentences
 from contexture.data.text.sources import TextFile, document_batches, expand, texts
 
 

@@ -197,8 +197,8 @@ def test_the_command_learns_words(capsys: pytest.CaptureFixture[str], tmp_path: 
 def test_elmo_is_prepared_with_words_alone(capsys: pytest.CaptureFixture[str], text_folder: Path, tmp_path: Path):
     from contexture.configs import recipe
     from contexture.train.errors import ConfigError
-    from contexture.train.run.data import open_data
     from contexture.train.run.vocabulary import check_tokenizer_kind
+    from contexture.train.setup import open_data
 
     words = ["prepare", "elmo.tiny", "--input", text_folder, "--dev-fraction", 0.2, "--to", tmp_path / "s", "--json"]
     assert cli.main([str(word) for word in words]) == 0

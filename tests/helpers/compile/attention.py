@@ -20,8 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
 from contexture.models.layers.attention.mask import AttentionMask  # noqa: E402
 from contexture.models.layers.attention.module import attend  # noqa: E402
-from contexture.models.layers.attention.reference import WeightDropout  # noqa: E402
-from contexture.models.layers.dropout import dropout_key  # noqa: E402
+from contexture.models.layers.dropout import WeightDropout, dropout_key  # noqa: E402
 
 H200 = """
 gpu_device_info {

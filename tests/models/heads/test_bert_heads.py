@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from contexture.models.bert import MaskedLmHead, NextSentenceHead
 from contexture.models.encoding import Encoding
-from contexture.models.heads.language_model import MaskedLmHead, NextSentenceHead
 from contexture.models.heads.tasks import PooledHead, SpanHead, SpanPointerHead, TokenHead
 from tests.helpers.parity_rule import close
 

@@ -13,7 +13,7 @@ import pytest
 import contexture
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.gpt import Gpt
-from contexture.models.layers.attention.choice import choose
+from contexture.models.layers.attention.mask import choose
 from tests.helpers.commands import run_command
 from tests.train.run.test_formats import GOLDEN
 

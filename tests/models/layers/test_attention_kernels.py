@@ -10,11 +10,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from contexture.models.layers.attention import flash, gpu_kernel, reference, tpu_kernel
+from contexture.models.layers.attention import flash, gpu_kernel, module, tpu_kernel
 from contexture.models.layers.attention.mask import AttentionMask
-from contexture.models.layers.attention.reference import WeightDropout
 from contexture.models.layers.attention.tiles import visited
-from contexture.models.layers.dropout import DropoutKey, dropout_key
+from contexture.models.layers.dropout import DropoutKey, WeightDropout, dropout_key
 from tests.helpers.attention_cases import (
     KERNELS,
     NAMES,
@@ -213,7 +212,7 @@ def test_masks_are_the_references_bit_for_bit(length: int):
     key = dropout_key(11, jnp.int32(2), jnp.arange(2) + 30)
     nothing = AttentionMask(tokens_BM=jnp.ones((2, length), jnp.int32))
     bias = jnp.zeros((1, 1, 1, 1))
-    expected = kept_by(lambda q, k, v, dropped: reference.attend(q, k, v, bias, dropped), length, key)
+    expected = kept_by(lambda q, k, v, dropped: module.reference_attend(q, k, v, bias, dropped), length, key)
     for kernel in (tpu_kernel, gpu_kernel):
         assert np.array_equal(kept_by(_by(kernel, nothing), length, key), expected)
 
@@ -229,7 +228,7 @@ def test_masks_of_a_shorter_sequence_are_those_of_the_longest():
     bias = jnp.zeros((1, 1, 1, 1))
 
     def drawn(length: int) -> np.ndarray:
-        return kept_by(lambda q, k, v, dropped: reference.attend(q, k, v, bias, dropped), length, key, 96)
+        return kept_by(lambda q, k, v, dropped: module.reference_attend(q, k, v, bias, dropped), length, key, 96)
 
     whole = drawn(96)
     for length in (40, 64):

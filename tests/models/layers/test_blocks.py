@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.models.layers.attention.reference import WeightDropout, attend
+from contexture.models.layers.attention.module import reference_attend
 from contexture.models.layers.blocks import ACTIVATIONS, FeedForward, Linear, Norm, matmul
-from contexture.models.layers.dropout import dropout, dropout_key
+from contexture.models.layers.dropout import WeightDropout, dropout, dropout_key
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close, close
 
@@ -96,7 +96,7 @@ def test_attention_and_its_gradient_are_those_of_the_formula(shape, dtype, rate)
         weights = jax.nn.softmax(jnp.einsum("BLHK,BMHK->BHLM", q, k) / np.sqrt(K) + bias, axis=-1)
         return jnp.einsum("BHLM,BMHK->BLHK", dropout(weights, rate, sound, 2), v)
 
-    actual = with_gradients(lambda q, k, v: attend(q, k, v, bias, WeightDropout(rate, sound, 2)))(dy, q, k, v)
+    actual = with_gradients(lambda q, k, v: reference_attend(q, k, v, bias, WeightDropout(rate, sound, 2)))(dy, q, k, v)
     expected = with_gradients(formula)(*(x.astype(jnp.float32) for x in (dy, q, k, v)))
     for name, a, b in zip(("y", *"qkv"), actual, expected, strict=True):
         assert a.dtype == dtype

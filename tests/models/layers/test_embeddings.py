@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from contexture.models.layers.embeddings import lookup
+from contexture.models.layers.blocks import lookup
 from contexture.models.sharding import MESH_AXES, gathered, partition_spec
 from tests.helpers.parity_rule import assert_close
 

@@ -13,8 +13,8 @@ from contexture.data.cancel import NEVER
 from contexture.data.tasks.store.example_store import ExampleStore
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation import predict
-from contexture.train.run.data import open_data
 from contexture.train.settings.run_file import fingerprint, read
+from contexture.train.setup import open_data
 from tests.helpers.commands import done
 from tests.helpers.long import long
 from tests.helpers.random_runs import random_training

@@ -28,7 +28,7 @@ from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.train.evaluation.spans import SpanCollector, SpanPrediction
-from contexture.train.losses import span_candidates
+from contexture.train.objectives import span_candidates
 from tests.helpers import slow_spans
 from tests.helpers.long import long
 from tests.helpers.slow_pairs import vocabulary

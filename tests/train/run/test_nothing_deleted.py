@@ -100,7 +100,11 @@ def test_what_a_stopped_start_left_is_used(tiny_words, tmp_path, capsys, monkeyp
     assert run_command(capsys, *tiny_words, "--dir", folder)[0] == 130
     tree = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({k: tree[k] for k in ("format", "config", "versions")}))
-    monkeypatch.setattr("contexture.train.run.data.prepare", lambda *_: pytest.fail("the text was tokenised again"))
+
+    def again(*_: object, **options: object) -> None:
+        pytest.fail("the text was tokenised again")
+
+    monkeypatch.setattr("contexture.data.pretraining.tokenize_corpus.prepare", again)
     assert run_command(capsys, *tiny_words, "--dir", folder)[0] == 130
     assert json.loads((folder / "run.json").read_text()) == tree
 

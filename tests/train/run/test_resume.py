@@ -16,6 +16,7 @@ import pytest
 
 import contexture
 from contexture.cli import main as cli
+from contexture.data.pretraining.shards import Shards
 from contexture.models.families import build
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.manager import Checkpoints, restore
@@ -23,7 +24,6 @@ from contexture.train.checkpoints.meta import read_meta
 from contexture.train.checkpoints.transfer import model_of
 from contexture.train.errors import CheckpointError
 from contexture.train.objectives import OBJECTIVES
-from contexture.train.run.data import open_shards
 from contexture.train.run.report import read_metrics
 from contexture.train.settings import run_file
 from contexture.train.settings.sections import MeshConfig, SaveConfig
@@ -287,7 +287,7 @@ def test_every_harm_to_every_file_is_seen_or_provably_harmless(tiny_run, tmp_pat
                 shutil.rmtree(step)
         with pytest.raises(CheckpointError, match="no good checkpoint is left.*step 40: item digest.*step 30"):
             Checkpoints(folder, mesh, run.save, identity).restore_latest(expected)
-        assert open_shards(tiny_run, run).fingerprint
+        assert Shards.open(tiny_run / "data").fingerprint
 
 
 @pytest.mark.long
