@@ -1,15 +1,19 @@
-"""One training step and one evaluation step, jitted over the mesh, and the state that they hand on."""
+"""One training step and one evaluation step, jitted over the mesh, the state that they hand on, and the evaluation of
+held-out batches."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar, cast
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 
+from contexture.data.batches import HeldOut, iterate
+from contexture.data.cancel import NEVER, CancelToken
 from contexture.models.families import example
 from contexture.models.layers.dropout import DropoutKey, dropout_key
 from contexture.models.model import Model, Outputs
@@ -31,6 +35,8 @@ Predictions: TypeAlias = dict[str, jax.Array]
 GradFn: TypeAlias = Callable[[Params, Batch, jax.Array, Carry], tuple[Params, tuple[dict[str, Sum], Carry]]]
 """(params, batch, numbers of its sequences, carry) → (gradient, (sums, next carry))."""
 EvaluationStep: TypeAlias = Callable[[Params, Batch, Carry | None], tuple[dict[str, Sum], Predictions, Carry]]
+Computed: TypeAlias = tuple[int, dict[str, Sum], dict[str, np.ndarray]]
+"""The number of a batch, its sums, its predictions."""
 
 
 @flax.struct.dataclass
@@ -321,3 +327,39 @@ def evaluation_step(model: Model, objective: Objective, mesh: Mesh) -> Evaluatio
         return jitted(params, batch, carry)
 
     return with_carry
+
+
+def computed(
+    step: EvaluationStep,
+    params: Params,
+    held_out: HeldOut,
+    mesh: Mesh,
+    carry: Carry | None = None,
+    cancel: CancelToken = NEVER,
+) -> Iterator[Computed]:
+    """Yields the outputs of the step for each batch, in order.
+
+    A batch is fetched only once the next one has been started: the device works while the host writes.
+
+    Args:
+        step: the jitted evaluation step.
+        params: of the model, on the mesh.
+        held_out: the batches.
+        mesh: the devices.
+        carry: the state before the first batch; None lets the step make zeros.
+        cancel: may raise to stop the work.
+    """
+    # Each process reads the rows of its own devices; sums and predictions come back whole to all of them.
+    rows = meshes.local_rows(mesh, held_out.batch)
+    before: tuple[int, dict[str, Sum], Predictions] | None = None
+    with iterate(held_out, 0, held_out.steps, rows) as stream:
+        for number, local in stream:
+            cancel.check()
+            # The call returns at once; `before` is fetched while the devices compute this batch.
+            batch = meshes.shard_batch(mesh, local, held_out.fields, held_out.batch)
+            sums, predictions, carry = step(params, batch, carry)
+            if before is not None:
+                yield jax.device_get(before)
+            before = number, sums, predictions
+    if before is not None:
+        yield jax.device_get(before)

@@ -76,7 +76,7 @@ def choose(
 
     Further entries are `standard_errors` of these means; `chosen`, i64 [examples], by `accuracy`'s rule (ties go to the
     first); and `log_probs`, a list of f64 [alternatives]. An example is a hit if its right alternative is more probable
-    than all others (`losses.is_hit`).
+    than all others (`objectives.is_hit`).
 
     Args:
         texts: the text of each example.

@@ -145,7 +145,7 @@ TASKS = (
          "data/tasks/read/test_odd_rows.py::test_an_odd_row_that_is_the_first_is_left_out_as_any_other"),
     ),
     *mutants_of(
-        "data/tasks/read/odd_rows.py",
+        "data/tasks/read/columns.py",
         ("choice.last-columns-are-empty-texts", "while len(cells) > 2 and", "while len(cells) > 99 and",
          f"{_VARYING}test_the_last_alternatives_may_be_absent"),
     ),
@@ -248,7 +248,7 @@ TASKS = (
          f"{_LENGTHS}test_a_training_batch_has_the_least_length_that_holds_it"),
     ),
     *mutants_of(
-        "train/evaluation/outputs.py",
+        "data/tasks/batch/batches.py",
         ("task-batches.answers-in-order-of-length", "order = np.argsort(numbers)", "order = np.arange(len(numbers))",
          "train/run/test_lengths.py::test_predictions_of_a_long_file_keep_its_order"),
     ),

@@ -37,7 +37,6 @@ from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.evaluation.checkpoint_results import CheckpointResult, CheckpointResults, numbers_of
 from contexture.train.evaluation.figures import Calibration, write_figures
 from contexture.train.evaluation.held_out import HeldOutData, baseline, check_request, open_request
-from contexture.train.evaluation.outputs import computed
 from contexture.train.evaluation.predictions import ClassCollector, Collector, collector_of, metric_names
 from contexture.train.evaluation.request import EvaluationRequest
 from contexture.train.evaluation.spans import answer_counts, searched_threshold
@@ -51,7 +50,7 @@ from contexture.train.settings import run_file
 from contexture.train.settings.run import Run
 from contexture.train.settings.run_file import RunRecord
 from contexture.train.settings.sections import MeshConfig
-from contexture.train.step import EvaluationStep, evaluation_step
+from contexture.train.step import EvaluationStep, computed, evaluation_step
 
 logger = logging.getLogger(__name__)
 

@@ -48,7 +48,6 @@ from contexture.train import mesh as meshes
 from contexture.train.checkpoints.meta import Step, find_steps
 from contexture.train.checkpoints.transfer import Loaded, load_parameters
 from contexture.train.errors import ConfigError
-from contexture.train.evaluation.outputs import computed
 from contexture.train.evaluation.predictions import Prediction, collector_of
 from contexture.train.evaluation.spans import SpanAnswer, searched_threshold
 from contexture.train.objectives import objective_of
@@ -56,7 +55,7 @@ from contexture.train.run.folder import make_folder
 from contexture.train.run.vocabulary import read_tokenizer
 from contexture.train.settings import run_file
 from contexture.train.settings.sections import MeshConfig
-from contexture.train.step import evaluation_step
+from contexture.train.step import computed, evaluation_step
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data.binary_files import I64
-from contexture.data.tasks.batch.batches import HeldOutTask
+from contexture.data.tasks.batch.batches import ExampleOrder, HeldOutTask
 from contexture.data.tasks.store.example_store import ExampleSplit, ExampleStore, Rows, is_absent
 from contexture.train.evaluation import task_metrics
 from contexture.train.evaluation.figures import LabelledPredictions
-from contexture.train.evaluation.outputs import ExampleOrder
 from contexture.train.evaluation.spans import SpanAnswer, SpanCollector
 from contexture.train.evaluation.task_metrics import FileRow, LabelRow, Tags, rows_by_file
 from contexture.train.objectives import has_best
@@ -42,7 +41,7 @@ class Prediction(TypedDict, total=False):
 class PredictionCollector:
     """Collects the predictions of every batch of a HeldOutTask; memory holds three numbers for each example or word.
 
-    On a tie, records name the first of the best labels; the metrics count no hit (`losses.has_best`).
+    On a tie, records name the first of the best labels; the metrics count no hit (`objectives.has_best`).
     """
 
     def __init__(self, held_out: HeldOutTask, labelled: bool = True) -> None:

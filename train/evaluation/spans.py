@@ -7,12 +7,11 @@ from typing import NotRequired, TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data.tasks.batch.batches import HeldOutTask
+from contexture.data.tasks.batch.batches import ExampleOrder, HeldOutTask
 from contexture.data.tasks.read.examples import QuestionExample
 from contexture.data.tasks.store.example_store import ExampleSplit, ExampleStore, Rows
 from contexture.data.tasks.store.span_store import SpanSplit, token_places
 from contexture.train.evaluation import squad_metrics
-from contexture.train.evaluation.outputs import ExampleOrder
 from contexture.train.evaluation.squad_metrics import Scored
 from contexture.train.evaluation.task_metrics import FileRow, LabelRow, rows_by_file
 from contexture.train.run.report import read_metrics

@@ -401,3 +401,40 @@ class HeldOutTask:
         with self._lock:
             self.rows_read += len(rows)
         return batch if self._features is None else self._features.add(batch, numbers[rows])
+
+
+class ExampleOrder:
+    """Puts predictions back into the order of the examples: batches are sorted by length within a window."""
+
+    def __init__(self, held_out: HeldOutTask) -> None:
+        # What has come of the current window so far.
+        self._held_out = held_out
+        self._numbers: list[I64] = []
+        self._outputs: list[dict[str, np.ndarray]] = []
+
+    def add(self, step: int, predictions: dict[str, np.ndarray]) -> tuple[I64, dict[str, np.ndarray]] | None:
+        """Takes the predictions of a batch. Returns, at the end of a window of batches, (the numbers of its examples,
+        ascending; their predictions); else None."""
+        numbers = self._held_out.numbers(step)
+        # The last batch is filled up with sequences that are no examples.
+        self._numbers.append(numbers)
+        self._outputs.append({name: array[: len(numbers)] for name, array in predictions.items()})
+        # Only a complete window has all examples between its first and its last one.
+        if not self._held_out.ends_window(step):
+            return None
+        # A window is complete: it holds a run of consecutive examples, which argsort puts in order.
+        numbers, outputs = np.concatenate(self._numbers), self._outputs
+        self._numbers, self._outputs = [], []
+        # Every number comes once, so the order is unique.
+        order = np.argsort(numbers)
+        return numbers[order], {name: _joined([each[name] for each in outputs])[order] for name in predictions}
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """Joins arrays BX of several lengths X; shorter ones are padded with -inf, or with 0 if they are integers."""
+    if len({part.shape[1:] for part in parts}) > 1:
+        # Batches of one window may have different lengths, and so may what is predicted for each token.
+        most = max(part.shape[1] for part in parts)
+        nothing = -np.inf if parts[0].dtype.kind == "f" else 0
+        parts = [np.pad(x, ((0, 0), (0, most - x.shape[1])), constant_values=nothing) for x in parts]
+    return np.concatenate(parts) if len(parts) > 1 else parts[0]

@@ -21,7 +21,7 @@ from contexture.analysis.zeroshot.files import passages
 from contexture.data import plain_files
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
-from contexture.data.tasks.read import conll, odd_rows, tables
+from contexture.data.tasks.read import columns, conll, tables
 from contexture.data.tasks.read import examples as task_examples
 from contexture.data.tasks.read.examples import ChoiceExample, Pair, QuestionExample, Tagged, Text, example_chunks
 from contexture.data.tasks.read.read_examples import examples
@@ -145,7 +145,7 @@ def test_a_sentence_without_end_has_a_limit(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_cell_has_a_limit_and_is_an_odd_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(odd_rows, "LONGEST_FIELD", 10)
+    monkeypatch.setattr(columns, "LONGEST_FIELD", 10)
     (tmp_path / "a.tsv").write_text(f"text\tlabel\n{'a' * 10}\tx\n{'a' * 11}\tx\n")
     with pytest.raises(DataError, match=r"a\.tsv:3: the text \(column 'text'\) has 11 characters, more than 10; break"):
         _task("classify")(tmp_path / "a.tsv")

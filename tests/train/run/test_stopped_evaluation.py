@@ -12,9 +12,9 @@ import pytest
 
 from contexture.data.pretraining.sentence_pairs import HeldOutPairs, SentencePairs
 from contexture.train import session
+from contexture.train import step as stepping
 from contexture.train.checkpoints.late_evaluation import with_evaluation, write
 from contexture.train.checkpoints.meta import best_step, rank_of, read_meta
-from contexture.train.evaluation import outputs
 from contexture.train.run.folder import steps
 from contexture.train.run.report import read_metrics
 from tests.helpers.commands import done, run_command
@@ -50,7 +50,7 @@ def whole(one_device, words: list[str], tmp_path_factory) -> Path:
 def terminate_in(patch: pytest.MonkeyPatch, evaluation: int, batch: int) -> list[int]:
     """SIGTERM at a batch of the n-th evaluation → the batches that are evaluated from then on."""
     count, after = 0, []
-    iterate = outputs.iterate
+    iterate = stepping.iterate
 
     class Steps:
         def __init__(self, *given: Any) -> None:
@@ -69,7 +69,7 @@ def terminate_in(patch: pytest.MonkeyPatch, evaluation: int, batch: int) -> list
         def __exit__(self, *error: Any) -> None:
             self.opened.__exit__(*error)
 
-    patch.setattr(outputs, "iterate", Steps)
+    patch.setattr(stepping, "iterate", Steps)
     return after
 
 
