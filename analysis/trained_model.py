@@ -14,8 +14,7 @@ from contexture.analysis.attention.gates import WordGates, word_gates
 from contexture.analysis.attention.maps import AttentionMaps, Numbers, attention_maps
 from contexture.analysis.call_arguments import options_of, texts_of, with_method_hints, words_of
 from contexture.analysis.cosines import unit_length
-from contexture.analysis.layer_numbers import Layers, is_single, layer_numbers
-from contexture.analysis.options import EmbedOptions, GenerateOptions, SensesOptions
+from contexture.analysis.options import EmbedOptions, GenerateOptions, Layers, SensesOptions, is_single, layer_numbers
 from contexture.analysis.pooling import SentencePool
 from contexture.analysis.results import GeneratedText, TextScore
 from contexture.analysis.scoring.families import token_scorer

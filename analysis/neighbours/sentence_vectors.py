@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.analysis import embed
-from contexture.analysis.layer_numbers import is_single, layer_numbers
-from contexture.analysis.options import EmbedOptions, VectorOptions
+from contexture.analysis.options import EmbedOptions, VectorOptions, is_single, layer_numbers
 from contexture.analysis.trained_model import TrainedModel
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from contexture.analysis.layer_numbers import layer_numbers
-from contexture.analysis.options import ProbeOptions
+from contexture.analysis.options import ProbeOptions, layer_numbers
 from contexture.analysis.probing.probe_examples import ProbeExamples, control_task, encode_targets, label_names
 from contexture.analysis.probing.probe_rows import ProbeRow
 from contexture.analysis.probing.probe_scores import (

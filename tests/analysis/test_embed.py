@@ -14,8 +14,7 @@ import pytest
 
 import contexture
 from contexture.analysis.embed import embed as vectors_of
-from contexture.analysis.layer_numbers import layer_numbers
-from contexture.analysis.options import EmbedOptions
+from contexture.analysis.options import EmbedOptions, layer_numbers
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.train.run.signals import Signals

@@ -216,7 +216,7 @@ ANALYSIS = (
         ("embed.sorted-vectors", "vectors[place] = own[", "vectors[row] = own[", _SORTED),
     ),
     *mutants_of(
-        "analysis/layer_numbers.py",
+        "analysis/options.py",
         ("embed.last-is-first", "return (top,) if layers", "return (0,) if layers",
          "api/test_trained_model.py"),
     ),

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contexture.analysis.layer_numbers import layer_numbers
-from contexture.analysis.options import EmbedOptions
+from contexture.analysis.options import EmbedOptions, layer_numbers
 from contexture.api import open
 from contexture.cli.output import Result
 from contexture.cli.parse import parse

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contexture.analysis.layer_numbers import layer_numbers
+from contexture.analysis.options import layer_numbers
 from contexture.cli.output import Result, TwofoldResult
 from contexture.cli.parse import parse
 from contexture.data.errors import DataError

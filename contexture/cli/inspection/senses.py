@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from contexture.analysis.layer_numbers import layer_numbers
+from contexture.analysis.options import layer_numbers
 from contexture.api import open
 from contexture.cli.output import Result
 from contexture.cli.parse import parse
