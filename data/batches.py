@@ -71,6 +71,7 @@ class _Steps:
 
     def __getitem__(self, index: int) -> tuple[int, Batch]:
         step = self.first + int(index)
+        # Rows by step, since on a ramp a batch has another size.
         return step, self.batches.read(step, self.rows(step) if callable(self.rows) else self.rows)
 
 
@@ -92,6 +93,7 @@ def iterate(
     """
     import grain  # here, since it imports jax: preparing data and the command line's help must not wait for that
 
+    # Nothing to read: no threads are started.
     if first_step >= last_step:
         yield iter(())
         return
@@ -102,16 +104,19 @@ def iterate(
     try:
         yield steps
     finally:
+        # Threads that read ahead would otherwise go on until the iterator is collected.
         steps.close()
 
 
 def check_fields(batch: Batch, fields: dict[str, str]) -> None:
     """Raises: DataError where a batch lacks a field, or a field has another dtype or rank than in `fields`."""
     for name, spec in fields.items():
+        # "i32 BL": the dtype, and a letter for each dim.
         dtype, dims = spec.split()
         if name not in batch:
             raise DataError(f"the batch lacks the field {name!r} ({spec})")
         # The only dtypes of batches.
         kind = {"i32": np.int32, "f32": np.float32}[dtype]
+        # Dtype and rank alone: batches of one run are padded to several lengths.
         if batch[name].dtype != kind or batch[name].ndim != len(dims):
             raise DataError(f"the batch field {name!r} is {batch[name].dtype} {batch[name].shape}, not {spec}")

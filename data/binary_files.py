@@ -17,6 +17,7 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.plain_files import open_plain
 
+# Numbers, of 8 bytes each.
 _BUFFER = 1 << 16
 
 
@@ -58,6 +59,7 @@ class Int64Writer(HashingWriter):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
+        # 8 bytes a number, where a list would take several times as many.
         self.buffer = array("q")
 
     def add(self, *numbers: int) -> None:
@@ -116,6 +118,7 @@ class Memory:
     """Bytes of an array by their place, read like a File's."""
 
     def __init__(self, array: NDArray[np.generic]) -> None:
+        # In C order, as in a file, whatever strides the array has.
         self._bytes = array.tobytes()
 
     def read(self, count: int, at: int) -> bytes:

@@ -68,7 +68,8 @@ class DataConfig:
     short_fraction: float = 0.1
     """The share of documents that is cut into shorter sequences (short_seq_prob)."""
     word_types: int = 0
-    """How many distinct words a batch of an ELMo may have, three of them special; 0 is as many as there could be."""
+    """How many distinct words of a batch of an ELMo have room, three of them special; the table is doubled for a batch
+    with more. 0 is as many as there could be."""
     features: Literal["disk", "off"] = "disk"
     """Where the outputs of a frozen backbone are kept. disk: in the run's folder, computed once for all steps. off:
     nowhere, computed for each step."""
@@ -77,18 +78,21 @@ class DataConfig:
     words."""
 
     def __post_init__(self) -> None:
+        # Messages spell an option as the command line does, so that it can be copied from there.
         if self.batch < 1:
             raise ValueError(f"data.batch={self.batch} is not a positive number of sequences")
         if self.length < 1:
             raise ValueError(f"data.length={self.length} is not a positive number of tokens")
         if self.max_predictions < 0:
             raise ValueError(f"data.max-predictions={self.max_predictions} is not a number of tokens; give 0 or more")
+        # The first three rows of the table are for nothing, <S> and </S> (`elmo_char_ids.FIRST_WORD`).
         if self.word_types < 0 or 0 < self.word_types < 3:
             raise ValueError(f"data.word-types={self.word_types} has no room for the three marks; give more, or 0")
         if self.negatives < 0:
             raise ValueError(f"data.negatives={self.negatives} is not a number of words (0: the whole vocabulary)")
         for name in ("masked_fraction", "short_fraction", "dev_fraction"):
             value = getattr(self, name)
+            # `not a <= x < b` refuses NaN as well, for which every comparison is false.
             if not 0.0 <= value < 1.0:
                 raise ValueError(f"data.{name.replace('_', '-')}={value} is not in [0, 1)")
         if self.dev and self.dev_fraction:
@@ -108,11 +112,13 @@ class DataConfig:
         """Returns the masked slots of a sequence, P: `max_predictions`, or a fraction of the length, rounded up: 20 of
         128, 77 of 512."""
         # Rounded first: 100 · 0.07 is 7.000000000000001 in floats, and not eight slots.
+        # One slot at least, since the original masks a token of every sequence.
         return self.max_predictions or max(math.ceil(round(self.length * self.masked_fraction, 6)), 1)
 
     def _ramp(self) -> list[int]:
         """Returns the sizes of a batch on the ramp: 16, 32, … to half of it."""
         sizes, size = [], self.ramp_from
+        # 0 < size: without a ramp there are no sizes, and doubling 0 would never end.
         while 0 < size < self.batch:
             sizes.append(size)
             size *= 2
@@ -120,6 +126,7 @@ class DataConfig:
 
     def batch_size_at(self, step: int) -> int:
         """Returns the sequences of a step: `batch`, or fewer on the ramp."""
+        # Without a ramp `ramp_steps` is 0, so that every step has the whole batch.
         if step >= self.ramp_steps:
             return self.batch
         sizes = self._ramp()
@@ -133,6 +140,7 @@ class DataConfig:
         for number, size in enumerate(
             sizes
         ):  # as in batch_size_at: stage n begins at n · ramp_steps / stages, rounded up
+            # -(-a // b) rounds up: the first step at which batch_size_at's division gives this stage.
             first, last = (-(-at * self.ramp_steps // len(sizes)) for at in (number, number + 1))
             whole += size * max(min(step, last) - first, 0)
         return whole
@@ -210,6 +218,7 @@ class TaskConfig:
             raise ValueError(f"task.dev-fraction={self.dev_fraction} is not in [0, 1)")
         if self.dev and self.dev_fraction:
             raise ValueError("task.dev and task.dev-fraction both hold out examples; give one of them")
+        # A label's place in the list is its number: one that is given twice would have two.
         if len(set(self.labels)) != len(self.labels):
             raise ValueError("task.labels names a label twice; give each once")
         for name in ("second", "symmetric"):
@@ -240,6 +249,7 @@ class TaskConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"task.{name.replace('_', '-')}={getattr(self, name)} is not a positive number")
         if self.null_threshold not in ("dev", "never"):
+            # float() also reads nan and inf, which are no thresholds.
             try:
                 finite = math.isfinite(float(self.null_threshold))
             except ValueError:

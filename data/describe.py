@@ -74,6 +74,7 @@ def describe(
 def _answer(batch: Mapping[str, np.ndarray], row: int, tokenizer: Tokenizer) -> str:
     """Returns the answer in a window, in quotes."""
     start, end = int(batch["starts"][row]), int(batch["ends"][row])
+    # Place 0 is never an answer's: the first special token is there, or the question's first word.
     if not end:
         return "no answer in this window"
     if "types" in batch:

@@ -11,6 +11,7 @@ class DataError(ValueError):
         super().__init__(line.replace("\n", "\\n"))  # names of files may hold line feeds
 
 
+# No DataError, whose exit code 2 says that the user's file is wrong: here the same command may work next time.
 class FileChanged(Exception):
     """Somebody wrote to a file while it was read: what was read is neither the old content nor the new one."""
 
@@ -27,6 +28,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if len(word) > LONGEST_NAME:
         return ""
     names = [name for name in known if len(name) <= LONGEST_NAME]
+    # difflib tells capitals apart: a word in another case may be near none.
     same = [name for name in names if name.casefold() == word.casefold()]
     near = same or difflib.get_close_matches(word, names, n=1)
     return f" (did you mean {near[0]}?)" if near else ""

@@ -84,6 +84,7 @@ def _heads(key: int, numbers: I64, flips: I64) -> I64:
     limit = int(flips.max(initial=0))
     if not limit:
         return heads
+    # A key for each sequence, so that its coins are the same in any batch.
     keys = rng.random_bits(key, numbers)
     # A sequence's number holds 64 coins; the longest cuts take several numbers.
     for word in range((limit + 63) // 64):
@@ -175,6 +176,7 @@ def bert_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], len
 
     Raises: DataError where `length` has no room for the special tokens and a token of each text.
     """
+    # [CLS] a [SEP] b [SEP], with a token of each text.
     if length < 5:
         raise DataError(f"length={length} has no room for a pair of texts and its special tokens; give at least 5")
     # First texts and second ones are encoded in two calls, and paired again after that.
@@ -219,6 +221,7 @@ def elmo_words(
         sequences: as in `word_lines`.
     """
     batch = word_lines(read, starts, lengths, length, sequences)
+    # Numbers of words still; below they become rows of the batch's own table.
     index_BL, inside_BL = batch["tokens"], batch["mask"] > 0
     # Each distinct word goes through the character CNN once, however often it occurs in the batch.
     distinct, place = np.unique(index_BL[inside_BL], return_inverse=True)

@@ -25,6 +25,7 @@ COLUMNAR = (".parquet", ".arrow", ".feather")
 IN_FOLDERS = (".txt", ".jsonl", *COLUMNAR)
 """Files that are read where a folder is given. *.json is not among them: such files often hold no data."""
 _ARCHIVES = (".zip", ".tar", ".tgz", ".tbz2", ".txz", ".7z", ".rar", ".lz4", ".lzma", ".z", ".br", ".sz")
+# bzip2 by what follows its first four bytes, which are plain letters and a digit (BZh9).
 _MAGIC = (
     (0, b"\x1f\x8b", ".gz"),
     (4, b"1AY&SY", ".bz2"),

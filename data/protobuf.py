@@ -5,6 +5,7 @@ from collections.abc import Iterator
 Value = int | bytes
 """A whole number (wire type 0), or the bytes of everything else: text, messages within messages, floats."""
 
+# Wire types 3 and 4 are groups, which protobuf deprecates. A message with one is refused below.
 _VARINT, _EIGHT_BYTES, _LENGTH_FIRST, _FOUR_BYTES = 0, 1, 2, 5
 
 
@@ -23,6 +24,7 @@ def message_fields(message: bytes) -> Iterator[tuple[int, Value]]:
         nonlocal at
         number = shift = 0
         while True:
+            # Beyond the end an index raises IndexError, which callers take as damage.
             byte = message[at]
             at += 1
             number |= (byte & 0x7F) << shift
@@ -36,9 +38,12 @@ def message_fields(message: bytes) -> Iterator[tuple[int, Value]]:
         if wire_type == _VARINT:
             yield field, varint()
             continue
+        # -1: the size is no constant, but a varint in front of the bytes.
         size = {_EIGHT_BYTES: 8, _LENGTH_FIRST: -1, _FOUR_BYTES: 4}.get(wire_type)
         if size is None:
             raise ValueError(f"a field of wire type {wire_type}")
         size = varint() if size < 0 else size
+        if at + size > len(message):
+            raise ValueError(f"field {field} is cut off")
         yield field, message[at : at + size]
         at += size

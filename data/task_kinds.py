@@ -57,12 +57,14 @@ TEXTS = ("text", "sentence", "review", "content", "question", "utterance", "quer
 USUAL_NUMBERS = ("score", "label", "target", "similarity")
 _LABELS = ("label", "category", "class", "intent", "target", "sentiment", "score", "gold_label")
 _WORDS = ("tokens", "words", "text", "sentence")
+# In order of preference: CoNLL-2003 has both ner_tags and pos_tags, and is read for its names.
 _TAGS = ("tags", "ner_tags", "upos", "pos_tags", "ner", "labels", "label")
 _CONTEXTS = ("text", "context", "ctx", "startphrase", "premise", "question", "goal", "story", "sentence")
 
 _TEXT, _LABEL = Role("text", "text", TEXTS), Role("label", "label", _LABELS)
 _TEXT_OR_PAIR = {2: ("text", "label"), 3: ("text1", "text2", "label")}
 _CLASS = ("label", "<i8")  # its number, -1 for none
+# Two weights, since class weights count in the loss alone: an accuracy counts every valid example once.
 _ONE_EACH = {"labels": "i32 B", "weights": "f32 B", "valid": "f32 B"}
 KINDS: dict[str, TaskKind] = {
     "classify": TaskKind(
@@ -78,6 +80,7 @@ KINDS: dict[str, TaskKind] = {
         label=Role("label", "label", USUAL_NUMBERS, prefer=True),
         tuples=_TEXT_OR_PAIR,
         answer=("value", "<f8"),  # the number to predict, NaN for none
+        # No `weights`: a number has no class to be weighed by.
         batch={"targets": "f32 B", "valid": "f32 B"},
         options=frozenset({"second", "symmetric"}),
     ),
@@ -95,6 +98,7 @@ KINDS: dict[str, TaskKind] = {
         label=_LABEL,
         tuples={3: ("text", "choices", "label")},
         answer=_CLASS,
+        # Missing alternatives are 0 in `choices`, which masks their logits: none of them is ever predicted.
         batch={"choices": "f32 BA", **_ONE_EACH},
         options=frozenset({"choices", "labels", "class_weights"}),
     ),

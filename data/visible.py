@@ -2,6 +2,8 @@
 
 import re
 
+# A carriage return or ESC would let a file's text overwrite or colour the lines around it. Direction marks show text
+# in another order than it is stored in. A lone surrogate makes `print` raise a UnicodeEncodeError.
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|[\ud800-\udfff]")
 """C0 but tab and line feed, DEL, C1, marks that turn the direction of writing, lone surrogates."""
 
@@ -13,6 +15,7 @@ def visible(text: str) -> str:
 
 def visible_json(text: str) -> str:
     """Returns a JSON text with these characters as JSON escapes them: its value stays the same."""
+    # All of these characters are below U+10000, so four hex digits suffice.
     return _HIDDEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 

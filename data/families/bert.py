@@ -14,6 +14,7 @@ class BertText(TextFamily):
     name = "bert"
     called, plain_name = "a BERT", "BERT"
     instead = "which fills gaps: contexture fill"
+    # Segments are the original's token types: released models have two, 0 for the first text and 1 for the second.
     marks_segments = marks_ends = True
     stream = "sentence_pairs"
     options = ("lowercase",)
@@ -24,6 +25,7 @@ class BertText(TextFamily):
         return FIELDS
 
     def open_batches(self, shards: Shards, config: DataConfig, seed: int, cancel: CancelToken) -> PairBatches:
+        # `cancel` is asked between blocks while the sequences of an epoch are counted, once over the whole text.
         return PairBatches(shards, config, seed=seed, cancel=cancel)
 
     def open_held_out(self, shards: Shards, config: DataConfig, lanes: int, cancel: CancelToken) -> HeldOutPairs:
@@ -50,5 +52,6 @@ class BertText(TextFamily):
         return bert_pair(read, pairs, wordpiece(tokenizer), length)
 
     def ends(self, tokenizer: Tokenizer) -> tuple[int, ...]:
+        # A text alone is `[CLS] text [SEP]`.
         pieces = wordpiece(tokenizer)
         return pieces.cls, pieces.sep

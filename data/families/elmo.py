@@ -30,9 +30,11 @@ class ElmoText(TextFamily):
     instead = "which gives vectors: contexture embed"
     reads_words = reads_characters = True
     stream = "lanes"
+    # The state of each LSTM is carried from batch to batch, as in bilm-tf: a row has to go on where it stopped.
     continues_rows = True
     options = ("word_splitter", "word_types")
     pretraining_options = ("split_sentences", "negatives")
+    # types: the characters of each distinct word, [R, 50]. index: for each place, a row of types.
     sequences = {"types": "i32 RW", "index": "i32 BL", "mask": "i32 BL"}
 
     def pretraining_fields(self, config: DataConfig) -> dict[str, str]:
@@ -74,6 +76,7 @@ class ElmoText(TextFamily):
         def words(words: Sequence[str], origin: str, spaced: Sequence[bool] | None = None, /) -> SplitWords:
             check_characters(" ".join(words), origin)
             # A word is never split: its vector comes from its characters.
+            # `spaced` is not read: a word's characters are the same wherever it is.
             return whole_words(words)
 
         return words
@@ -85,6 +88,7 @@ class ElmoText(TextFamily):
         return elmo_lines(cast(Sequence[Sequence[str]], sentences), rows, length)
 
     def truncated_words(self, words: Sequence[str]) -> int:
+        # Bytes from the 49th on are not read, as in bilm-tf.
         return int(are_cut(words).sum())
 
     def truncation(self, texts: str, length: int) -> str:

@@ -27,17 +27,21 @@ class GptText(TextFamily):
     stream = "windows"
     pretraining_options = ("documents", "packed")
     sequences = {"tokens": "i32 BL", "mask": "i32 BL"}
+    # GPT-1 has ids 40478 to 40480 for these, behind its vocabulary; they are learned in fine-tuning.
     task_tokens = GPT_SPECIALS
+    # The original's loss in fine-tuning is the task's and half of the language model's, which predicts these.
     own_tokens = {"next": "i32 BL", "next_weights": "f32 BL"}
 
     def pretraining_fields(self, config: DataConfig) -> dict[str, str]:
         return {**FIELDS, **PACKED} if config.packed else FIELDS
 
     def check_pretraining(self, config: DataConfig) -> None:
+        # With one token in a window, each token is predicted from a single one, and no context is ever learned.
         if config.length < 2:
             raise ValueError(f"data.length={config.length} is too short for a window of text; give at least 2")
 
     def open_batches(self, shards: Shards, config: DataConfig, seed: int, cancel: CancelToken) -> WindowBatches:
+        # Windows are found by arithmetic: there is no long planning that `cancel` would stop.
         return WindowBatches(shards, config, seed=seed)
 
     def open_held_out(self, shards: Shards, config: DataConfig, lanes: int, cancel: CancelToken) -> HeldOutWindows:

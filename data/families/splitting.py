@@ -74,6 +74,7 @@ def sentences_in_pieces(tokenizer: Tokenizer, length: int, ends: tuple[int, ...]
     room = length - len(ends)
 
     def split(text: str, origin: str = "the text", /) -> SplitSentence:
+        # A line's own end is no text; byte pairs would spell it.
         (ids,) = encode_checked([text.rstrip("\r\n")], [origin], tokenizer)
         kept = ids[:room]
         # The last number is the tokens that were cut off.
@@ -86,12 +87,14 @@ def words_in_pieces(tokenizer: Tokenizer, length: int, ends: tuple[int, ...]) ->
     """Returns a function that splits words into pieces, each word by itself; in a lossless vocabulary with the space
     before it, as in running text. A word without a piece is read as the unknown token. For the arguments see
     `sentences_in_pieces`."""
+    # GPT-2's pieces hold the space before a word: without it, a word is spelled by other pieces than in running text.
     space = " " if tokenizer.lossless else ""
 
     def split(words: Sequence[str], origin: str, spaced: Sequence[bool] | None = None, /) -> SplitWords:
         # In running text all words but the first have a space before them.
         before = [n > 0 for n in range(len(words))] if spaced is None else spaced
         written = [f"{space if one else ''}{word}" for one, word in zip(before, words, strict=True)]
+        # Every word has a piece at least: its vector is read between its own start and end.
         pieces = [ids or unknown_ids(tokenizer) for ids in encode_checked(written, [origin] * len(written), tokenizer)]
         own = list(chain.from_iterable(pieces))
         # Words are not cut: the caller decides what becomes of those that do not fit.

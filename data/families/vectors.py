@@ -15,6 +15,7 @@ class VectorsText(TextFamily):
     called, plain_name = "static vectors", "table of static word vectors"
     instead = "which predict no word: contexture embed"
     reads_words = True
+    # A token is the number of a word, its row in the table of vectors. There are no segments and no special tokens.
     sequences = {"tokens": "i32 BL", "mask": "i32 BL"}
 
     def why_not(self, kind: str) -> str:
@@ -24,9 +25,11 @@ class VectorsText(TextFamily):
         static_words(tokenizer)
 
     def word_splitter(self, tokenizer: Tokenizer | OpenVocabulary, length: int) -> WordSplitter:
+        # An open vocabulary is made of an ELMo's words only (`example_tokens.reader`).
         assert not isinstance(tokenizer, OpenVocabulary)
         number = static_words(tokenizer).number
 
+        # `spaced` is not read: no word of the table holds the space before it.
         def words(words: Sequence[str], origin: str, spaced: Sequence[bool] | None = None, /) -> SplitWords:
             return whole_words(number(words))
 

@@ -1,9 +1,9 @@
 """Shards: tokenised text on disk, with an index of its sentences, documents, splits and sources.
 
     tokens-00000.bin …   u16 (u32 where the vocabulary needs it), one long row of ids cut every PER_FILE of them
-    sentences.bin        u64 [sentences + 1], where each sentence begins in that row, and the end; shards for windows
+    sentences.bin        i64 [sentences + 1], where each sentence begins in that row, and the end; shards for windows
                          have runs of at most 64 tokens as sentences; in those for lanes a sentence includes its end
-    train.bin, dev.bin   u64 [documents, 2], each document's first sentence and the sentence after its last
+    train.bin, dev.bin   i64 [documents, 2], each document's first sentence and the sentence after its last
     unigrams.bin         i64 [V], how often each id occurs in the train split
     words.txt            lanes only: the words that the vocabulary lacks, V, V+1, …, a word a line
     tokenizer/           the tokenizer that made them
@@ -244,6 +244,7 @@ class Shards:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer kept inside. Raises: DataError where it is not the one that made the shards."""
         tokenizer = load_tokenizer(self.folder / "tokenizer")
+        # Another tokenizer would decode the ids to other text, and without an error where it has as many.
         if tokenizer.fingerprint != self.tokenizer_fingerprint:
             raise DataError(f"{self.folder / 'tokenizer'}: not the tokenizer that made these shards; {_MEND}")
         return tokenizer
@@ -283,6 +284,7 @@ class Shards:
             first, last = (first, cut) if split == "train" else (cut, last)
             if first < last:
                 ends.append([int(self.offsets(place, place)[0]) for place in (first, last)])
+        # reshape: a split without text has two empty columns.
         starts, stops = np.array(ends, np.int64).reshape(-1, 2).T
         # Sources that adjoin are one span.
         return joined(starts, stops - starts)
@@ -378,6 +380,7 @@ def _read_index(folder: Path) -> ShardsIndex:
 
 def _sizes(index: ShardsIndex) -> dict[str, int]:
     """Returns the files of shards, the tokens in their order, and how many bytes each has."""
+    # One offset more than sentences: the end of the last one.
     sizes = {"sentences.bin": (index["sentences"] + 1) * 8, "unigrams.bin": index["vocabulary"] * 8}
     sizes |= {f"{name}.bin": index["splits"][name]["documents"] * 16 for name in SPLITS}
     if index.get("stream") == "lanes":
@@ -425,6 +428,7 @@ class TokenFiles:
         while start < end:
             number, at = divmod(start, self._per_file)
             count = min(end - start, self._per_file - at)
+            # By path, since all files but the last are closed.
             parts.append(np.fromfile(self._path(number), self._dtype, count, offset=at * self._dtype.itemsize))
             start += count
         return np.concatenate(parts)

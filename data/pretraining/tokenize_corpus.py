@@ -79,6 +79,7 @@ def prepare(
     Raises: DataError for text that `sources` refuses, text without a sentence, nothing to train on, a folder that is
     taken, and for lanes a vocabulary that is not of words.
     """
+    # Before anything is read: tokenising may take hours, and the folder may be taken.
     check_free(Path(to))
     to = Path(os.path.realpath(to))
     train = expand(config.path, "data.path")
@@ -88,6 +89,7 @@ def prepare(
     total = sum(source.size for source in train + dev)
     done = 0
 
+    # Called without bytes between two batches too, where `progress` may stop the work.
     def seen(raw: bytes = b"") -> None:
         nonlocal done
         # Some sizes are estimates: never more than all.
@@ -224,12 +226,14 @@ class _Writer:
                 fresh = False
                 self.sentences += 1
                 self.tokens += ids
+                # Where the next sentence begins.
                 self.starts.add(self.tokens)
                 too_long = self.tokens - first_token >= BLOCK_TOKENS
                 if self.sentences - first_sentence == LONGEST_DOCUMENT or too_long:
                     self.borders.add(self.sentences)
                     first_sentence, first_token = self.sentences, self.tokens
             seen()
+        # The end of the source ends its last document, without a border.
         if self.sentences > first_sentence:
             self.borders.add(self.sentences)
         return whole

@@ -27,6 +27,7 @@ _REVISION = r"(?:@(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+))?"
 _ADDRESS = re.compile(rf"hf://?datasets/(?P<repo>[\w.-]+/[\w.-]+){_REVISION}/(?P<path>.+)")
 _MODEL = re.compile(r"(?P<repo>\w[\w.-]*(?:/[\w.-]+)?)(?:@(?P<revision>[\w./-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+# Without *.json, as for folders on disk (`plain_files.IN_FOLDERS`).
 _IN_FOLDERS = (".txt", ".jsonl", ".tsv", ".csv", ".conll", ".conllu", *COLUMNAR)
 """Files that are read where an address names a folder of a data set."""
 _TOKEN = "a token (`hf auth login`, or HF_TOKEN)"
@@ -145,6 +146,7 @@ def model_files(name: str, patterns: Sequence[str]) -> tuple[Path, str]:
 def _download(address: str, cached: bool = False) -> tuple[str, tuple[Path, ...]]:
     """Returns (the commit, the files that an address names). cached: nothing is downloaded."""
     this = _Address.parse(address)
+    # The signs of a pattern, as glob and the hub's own library read them.
     has_signs = any(sign in this.path for sign in "*?[")
     # A path may be a file or a folder: which one is seen when its files are there.
     patterns = [this.path] if has_signs else [this.path, f"{this.path}/*"]
@@ -193,6 +195,7 @@ def _snapshot(
             return Path(
                 snapshot_download(
                     repo,
+                    # The hub writes `dataset` in one word.
                     repo_type=what.replace("data set", "dataset"),
                     revision=revision or None,
                     allow_patterns=list(patterns),

@@ -131,6 +131,7 @@ class _Values:
     def _value(self) -> tuple[object, str]:
         """Returns the next value, and how it is written."""
         while True:
+            # The reason where no value ends within LONGEST_VALUE characters; the end of the file has one of its own.
             reason, at = "an object is too long, or a quote never closed", self.place
             try:
                 value, end = DECODER.raw_decode(self.held, self.place)
@@ -150,6 +151,7 @@ class _Values:
                 raise self._wrong(str(error)) from None
             if self.ended or len(self.held) - self.place > LONGEST_VALUE:
                 raise self._wrong(reason, at)
+            # A value that is not whole yet is tried again with more text.
             self._more()
 
     def _wrong(self, reason: str, at: int | None = None) -> DataError:

@@ -25,11 +25,13 @@ def fault_of(error: Exception) -> str:
     """Returns what is wrong with a text for which `json_value` raised this, in a few words."""
     if isinstance(error, RepeatedKey):
         return str(error)
+    # `msg` alone: str(error) adds line and column within the text, while the caller knows the line of the file.
     reason = "nested too deep" if isinstance(error, RecursionError) else str(getattr(error, "msg", error))
     return f"not JSON ({reason})"
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    # One comparison of lengths for a good object. Which key is repeated is looked for only where they differ.
     made = dict(pairs)
     if len(made) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -43,4 +45,5 @@ def _constant(name: str) -> float | None:
     return None if name == "NaN" else float(name)
 
 
+# Built once: json.loads builds a new decoder at each call with hooks, and a *.jsonl has a call for each line.
 DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)

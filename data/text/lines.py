@@ -75,6 +75,11 @@ def _raw_lines(path: Path, seen: Seen, cut_long: bool, most: int) -> Iterator[tu
             if first:  # a byte order mark
                 piece, first = piece.removeprefix(b"\xef\xbb\xbf"), False
             rest += piece
+            if not cut_long and len(rest) > most:
+                raise DataError(
+                    f"{path}:{number}: a line of more than {most:,} bytes; break it into lines, or check that the file "
+                    "is what its name says"
+                )
             if rest.endswith((b"\n", b"\r")):
                 yield number, bytes(rest)
                 rest = bytearray()
@@ -92,11 +97,6 @@ def _raw_lines(path: Path, seen: Seen, cut_long: bool, most: int) -> Iterator[tu
                 # What follows the cut begins the next piece.
                 rest = bytearray(raw[cut:])
                 yield number, raw[:cut]
-            elif not cut_long and len(rest) > most:
-                raise DataError(
-                    f"{path}:{number}: a line of more than {most:,} bytes; break it into lines, or check that the file "
-                    "is what its name says"
-                )
         if rest:
             yield number, bytes(rest)
 
@@ -139,10 +139,12 @@ def sentences(line: str) -> list[str]:
     pieces: list[str] = []
     start = 0
     for match in _SENTENCE_END.finditer(line):
+        # None for CJK stops, which end a sentence whatever follows.
         follows = match["next"]
         if follows is not None:
             if follows.islower() or follows in ",;:)]}%&":
                 continue
+            # The word before the stop alone: without a bound, every stop of a long line would look back over all of it.
             before = line[max(start, match.start() - 24) : match.start()]
             if line[match.start()] == "." and _abbreviated(before, follows):
                 continue

@@ -108,6 +108,7 @@ class TextFile:
         """
         if self._has_rows:
             for _, text in self._rows(seen):
+                # A row without text gives no document, and so no end of one.
                 yield from (text, "") if text else ()
             return
         held: list[str] = []
@@ -174,7 +175,8 @@ def expand(paths: str | Path | Iterable[str | Path], what: str = "data.path") ->
 
 
 def check_beginnings(sources: Iterable[Source]) -> None:
-    """Reads the first 64 KiB of each text file: a file in another encoding, or without the column "text", shows there.
+    """Reads the first lines of each text file, 64 Ki characters: a file in another encoding shows there, or without the
+    column "text".
 
     Raises: DataError as `TextFile.documents`.
     """
@@ -182,7 +184,6 @@ def check_beginnings(sources: Iterable[Source]) -> None:
         if not isinstance(source, TextFile) or source.path.is_dir() or inner_suffix(source.path) in COLUMNAR:
             continue
         size = 0
-        # As many lines as fit in the first 64 KiB.
         for _, line in source.documents():
             size += len(line) + 1
             if size > CHUNK:
@@ -201,6 +202,7 @@ def present(path: str | Path, what: str = "data.path") -> list[Source]:
         _check_text(path, what)
         check_content(path)
         return [TextFile(path)]
+    # Before the path is called missing: a pipe or a bucket has an error of its own.
     check_plain(path)
     if not path.is_dir():
         raise DataError(f"{path}: {what} names no such file or folder; check the path")
@@ -210,6 +212,7 @@ def present(path: str | Path, what: str = "data.path") -> list[Source]:
         return [TextFile(path)]
     # Sorted, so that the same folder is the same text on every machine.
     inside = sorted(p for p in path.iterdir() if inner_suffix(p) in IN_FOLDERS and p.is_file())
+    # Shards without their index, or together with other paths: `prepared_at` takes a single folder.
     if not inside and (path / "sentences.bin").is_file():
         raise DataError(
             f"{path}: {what} holds shards, not text; give their folder alone, with the index.json that was "
@@ -326,6 +329,7 @@ def document_batches(
         if not chunk:
             parts.append(None)
         # The last part is held back: the next chunk may go on within its last word.
+        # A part of _LONGEST_PART without a safe place is given as it is, since memory must stay bounded.
         elif len(last := parts[-1] or "") < _LONGEST_PART:
             rest = last
             parts.pop()
@@ -366,6 +370,7 @@ def documents_of(sources: Sequence[Source], documents: str) -> Iterator[str]:
         parts: list[str] = []
         size = 0
         for chunk in source.chunks(documents):
+            # Counted before it is kept: a document that is too long is refused before it fills the memory.
             size += len(chunk)
             if size > LONGEST_DOCUMENT:
                 raise DataError(

@@ -14,8 +14,10 @@ import json
 import re
 import warnings
 
+# Within quotes a backslash takes the next character along, so that an escaped quote ends no string.
 _QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
+# With what follows an item, which tells Python's lists (commas) from NumPy's (white space alone).
 _ITEM = re.compile(rf"({_QUOTED}|{_NUMBER}|None|nan|null)(\s*,\s*|\s+|$)", re.DOTALL | re.IGNORECASE | re.ASCII)
 _QUOTED_FIRST = re.compile(r"""[\[(]['"]""")
 _MISSING_FIRST = re.compile(r"\[(\]|None|nan|null)")
@@ -43,6 +45,7 @@ def written_list(text: str, *, numbers: bool = False) -> list[str | None] | None
     try:
         # As JSON first, whose strings have escapes of their own.
         items = _json_strings(text) or _items(text)
+        # Python's and JSON's escapes can spell lone surrogates, which no UTF-8 file could hold.
         if any("\ud800" <= character <= "\udfff" for item in items for character in item or ""):
             raise ValueError("half a character, \\ud800 to \\udfff")
         return items

@@ -87,6 +87,7 @@ class WithAddedTokens(TextEncoder):
         self.fingerprint = tokenizer_files.fingerprint(self.kind, base=base.fingerprint, specials=self.names)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        # The base knows nothing of the names: one that a text spells out is split like any other text.
         return self.base.encode(texts)
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
@@ -109,6 +110,7 @@ class WithAddedTokens(TextEncoder):
         return self.base.token(id) if id < self.base.size else self.names[id - self.base.size]
 
     def split_long(self, text: str, limit: int) -> list[str]:
+        # No text holds an added token, so every place that is safe for the base is safe here.
         return self.base.split_long(text, limit)
 
     def files(self) -> dict[str, bytes]:
@@ -127,8 +129,10 @@ def with_added_tokens(tokenizer: Tokenizer, names: Sequence[str]) -> Tokenizer:
 
     Raises: DataError for WordPiece, which has its own, for words, for a name twice, and for no name.
     """
+    # A BERT's tasks need no further token: [CLS] and [SEP] are pieces of its vocab.txt.
     if tokenizer.kind == WordPiece.kind:
         raise DataError(f"a wordpiece vocabulary has its own special tokens ({', '.join(wordpiece.SPECIAL)}); use them")
+    # An id of these vocabularies is a word with characters, or with a vector. An added token would have neither.
     if tokenizer.kind in (Words.kind, StaticWords.kind):
         raise DataError(f"no special tokens are added to a vocabulary of kind {tokenizer.kind}; use it as it is")
     # Tokens added in two turns are one list: no vocabulary is wrapped twice.

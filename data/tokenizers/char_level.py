@@ -21,6 +21,7 @@ class Characters(TextEncoder):
 
     kind = "characters"
     lossless = True
+    # Every id is a character of the text: 0 pads too, and only masks tell a padded place from that character.
     pad = 0
     end = None
     unk = None

@@ -13,9 +13,11 @@ def unknown_ids(tokenizer: Tokenizer | OpenVocabulary) -> list[int]:
     else its first token."""
     if isinstance(tokenizer, OpenVocabulary):
         return tokenizer.number([UNK])
+    # The sentencepiece library says -1 where a model lacks a token.
     if tokenizer.unk is not None and tokenizer.unk >= 0:
         return [tokenizer.unk]
     try:
+        # A clean-up may drop even a space. Then any id serves: a text without a token could not be read at all.
         return tokenizer.encode([" "])[0] or [0]
     except DataError:  # a vocabulary of characters without it
         return [0]
@@ -23,6 +25,7 @@ def unknown_ids(tokenizer: Tokenizer | OpenVocabulary) -> list[int]:
 
 def check_characters(text: str, origin: str) -> None:
     """Raises: DataError with the origin of a text that no UTF-8 file could hold: one with half a character."""
+    # JSON escapes and Python strings may hold a lone surrogate, which UTF-8 has no bytes for.
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -46,4 +49,5 @@ def encode_checked(
                 tokenizer.encode([text])
             except DataError as error:
                 raise DataError(f"{origin}: {error}") from None
+        # No text fails alone: the error was of the batch, and is raised as it was.
         raise

@@ -21,6 +21,7 @@ BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = range(257, 262)
 def _special(mark: int) -> NDArray[np.int32]:
     """Returns the row of a word that is one mark."""
     row = np.full(WIDTH, PADDING, np.int32)
+    # bilm-tf's 258, 256 or 257, 259, plus one: a sentence's border is a word whose only character is the mark.
     row[:3] = BEGIN_WORD, mark, END_WORD
     return row
 
@@ -40,6 +41,7 @@ def word_table(char_ids: NDArray[np.integer], rows: int) -> NDArray[np.int32]:
     while rows < FIRST_WORD + len(char_ids):
         rows *= 2
     table = np.zeros((rows, WIDTH), np.int32)
+    # Row 0 stays zeros, which is no word: the original's mask is true where an id is above 0.
     table[1], table[2] = BEGIN_ROW, END_ROW
     table[FIRST_WORD : FIRST_WORD + len(char_ids)] = char_ids
     return table
@@ -56,6 +58,7 @@ def char_ids(words: Sequence[str]) -> NDArray[np.int32]:
     lengths = np.fromiter(map(len, raw), np.int64, len(raw))
     kept = np.minimum(lengths, MAX_BYTES)
     place = np.arange(WIDTH)
+    # Place 0 is the begin of the word, so that byte k is at place k + 1.
     inside = (place > 0) & (place <= kept[:, None])
     starts = np.cumsum(lengths) - lengths
     rows = np.full((len(raw), WIDTH), PADDING, np.int32)
@@ -81,5 +84,6 @@ def words_from_char_ids(rows: NDArray[np.integer]) -> list[str]:
         # Between the begin and the first end of a word.
         inside = row[1 : 1 + int((row[1:] == END_WORD).argmax())]
         first = int(inside[0]) if len(inside) else 0
+        # `replace`: the cut after 48 bytes may be within a character.
         words.append(marks.get(first) or (inside - 1).astype(np.uint8).tobytes().decode("utf-8", "replace"))
     return words

@@ -33,6 +33,7 @@ class CorpusVocabulary:
 
     def __init__(self, tokenizer: Words) -> None:
         self._tokenizer = tokenizer
+        # Ids go on behind the vocabulary's V, so that an id alone tells whether the softmax knows its word.
         self._ids = _AutoNumber(tokenizer.ids, tokenizer.size)
         # Ids of words with more bytes than are read, and how many of `new` were looked at for that.
         self._long = np.flatnonzero(are_cut(tokenizer.vocabulary))
@@ -66,6 +67,7 @@ class CorpusVocabulary:
 
     def known(self, ids: NDArray[np.integer]) -> NDArray[np.integer]:
         """Returns the ids, with `<UNK>` for those that the vocabulary lacks."""
+        # As in bilm-tf, where a target that the vocabulary lacks is <UNK>, while its characters are read all the same.
         return np.where(ids < self._tokenizer.size, ids, self._tokenizer.unk)
 
     def unknown(self) -> bytes:

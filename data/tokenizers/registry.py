@@ -75,6 +75,7 @@ def load_tokenizer(path: str | Path, lowercase: bool = True, split: str = "space
                 "one of them"
             )
         path = candidates[0]
+    # Before the path is called missing: a pipe or a bucket has an error of its own.
     check_plain(path)
     if not path.is_file():
         raise DataError(f"{path}: no such vocabulary; give a tokenizer folder, a vocab.txt or a *.model")
@@ -149,6 +150,7 @@ def _open_saved(folder: Path) -> Tokenizer:
         named = isinstance(names, list) and all(isinstance(name, str) for name in names)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(f"{file}: {_NO_OPTIONS}") from None
+    # type() and not isinstance: True is no format.
     if type(format) is not int or format != tokenizer_files.FORMAT or kind not in KINDS:
         raise DataError(
             f"{file}: format {format!r}, kind {kind!r}; this reads format {tokenizer_files.FORMAT}, "
@@ -156,6 +158,7 @@ def _open_saved(folder: Path) -> Tokenizer:
         )
     if not fits or not named:
         raise DataError(f"{file}: {_NO_OPTIONS}")
+    # The base first: its files are the folder's, and the added names only an option.
     tokenizer = _open_kind(folder, kind, options)
     return with_added_tokens(tokenizer, names) if names else tokenizer
 

@@ -52,6 +52,7 @@ class SentencePiece(TextEncoder):
             raise DataError(f"{where}: no SentencePiece model, or a damaged one; give a *.model file") from None
         # The schema numbers its kinds from 1: unigrams, then byte pairs.
         kinds = dict(enumerate(KINDS, 1))
+        # A model that leaves the field out has its default, unigrams.
         if (kind := trainer.get(_MODEL_TYPE, 1)) not in kinds:
             raise DataError(f"{where}: a SentencePiece model of words or characters; give one of unigrams or bpe")
         self.kind = kinds[int(kind)]
@@ -63,6 +64,7 @@ class SentencePiece(TextEncoder):
         self.pad = max(self._processor.pad_id(), 0)
         self.end: int | None = self._processor.eos_id() if self._processor.eos_id() >= 0 else None
         self.unk: int | None = self._processor.unk_id()
+        # As hex digits: a fingerprint is taken over JSON, which has no bytes.
         self.fingerprint = tokenizer_files.fingerprint(self.kind, model=model.hex())
         self._bytes = [_bytes(piece, self._processor.is_byte(number)) for number, piece in enumerate(pieces)]
         # No piece goes across a space or a line end: spaces are at its beginning only.
@@ -70,6 +72,7 @@ class SentencePiece(TextEncoder):
         # Without a piece for a space it would be written as the mark's bytes, and come back as the mark.
         apart = apart and self._processor.piece_to_id(_SPACE) != self.unk
         self.lossless = apart and bool(trainer.get(_BYTE_FALLBACK)) and _keeps_text(normal, back)
+        # The three bytes of U+2581, which spell the mark where a text itself holds it.
         marks = [f"<0x{byte:02X}>" for byte in _SPACE.encode()] if self.lossless else []
         self._mark = [self._processor.piece_to_id(mark) for mark in marks]
 
@@ -149,6 +152,7 @@ def learn_sentencepiece(texts: Iterable[str], size: int, kind: str) -> SentenceP
             vocab_size=size,
             # Small texts may not have enough pieces: the vocabulary is smaller then.
             hard_vocab_limit=False,
+            # The library's default. Rarer characters are spelled by their bytes.
             character_coverage=0.9995,
             required_chars=_SPACE,
             byte_fallback=True,
@@ -160,6 +164,7 @@ def learn_sentencepiece(texts: Iterable[str], size: int, kind: str) -> SentenceP
             user_defined_symbols=["\n"],
             pad_id=0,
             unk_id=1,
+            # -1: no token for the begin of a text, which nothing here would read.
             bos_id=-1,
             eos_id=2,
             pad_piece="<pad>",

@@ -20,6 +20,7 @@ class TextEncoder(ABC):
         # A str is a sequence too: each of its characters would be taken for a text.
         return self.encode_batch([texts])[0] if isinstance(texts, str) else self.encode_batch(texts)
 
+    # A batch, since most libraries encode its texts on all cores at once.
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → the ids of each."""

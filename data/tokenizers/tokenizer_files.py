@@ -31,6 +31,7 @@ class HasKind(Protocol):
 
 def fingerprint(kind: str, **content: object) -> str:
     """Returns the sha256 (hex) over a tokenizer's kind, vocabulary and options, as JSON."""
+    # In the order in which a kind names its options: another order would be another fingerprint.
     return hashlib.sha256(json.dumps({"kind": kind, **content}).encode()).hexdigest()
 
 
@@ -101,6 +102,7 @@ def cut(text: str, limit: int, safe: re.Pattern[str]) -> list[str]:
     parts: list[str] = []
     start = 0
     # Only where `safe` matches: the parts' ids, joined, must be the ids of the whole.
+    # Searched from a place on, and not in a slice, so that `safe` can look back at the characters before it.
     while len(text) - start > limit and (match := safe.search(text, start + limit)):
         parts.append(text[start : match.start()])
         start = match.start()

@@ -75,6 +75,7 @@ class UnknownTokens:
 
     def __init__(self, tokenizer: Encoder) -> None:
         unk = getattr(tokenizer, "unk", None)
+        # The sentencepiece library says -1 where a model lacks the token.
         self._unk: int | None = unk if unk is not None and unk >= 0 else None
         self._tokenizer = tokenizer
         self._texts: list[str] = []

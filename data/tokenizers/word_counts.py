@@ -19,6 +19,7 @@ def count(texts: Iterable[str], split: Callable[[str], Iterable[str]]) -> Counte
         # vocabulary.
         while len(counts) > MAX_WORDS:
             counts = Counter({word: times for word, times in counts.items() if times > floor})
+            # One count more is forgotten in each turn, so that the loop ends.
             floor += 1
     return counts
 

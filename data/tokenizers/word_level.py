@@ -45,7 +45,9 @@ class Words(TextEncoder):
     """
 
     kind = "words"
+    # Decoding puts one space between words, whatever white space the text had.
     lossless = False
+    # The places of SPECIAL. There is no token for padding: masks tell a padded 0 from a word.
     pad, end, unk = 0, 1, 2
     begin = 0
     specials: Mapping[str, int] = {}
@@ -87,6 +89,7 @@ class Words(TextEncoder):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, `<UNK>` for a word that is not in the vocabulary."""
+        # An ELMo itself reads words through `open_vocabulary`, where the ones that are unknown here have numbers too.
         return [[self.ids.get(word, self.unk) for word in self.words(text)] for text in texts]
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
@@ -161,6 +164,7 @@ class StaticWords(WordNumbers, TextEncoder):
 
     kind = "static-words"
     lossless = False
+    # The places of STATIC_SPECIAL, which are rows of the imported table.
     pad, unk = 0, 1
     end = None
     specials: Mapping[str, int] = {}
@@ -292,6 +296,7 @@ def _pattern() -> re.Pattern[str]:
     marks = _class(lambda character: unicodedata.category(character)[0] == "M")
     # Letters and digits: a word character that is no underscore.
     letter = rf"(?:[^\W_]|{marks})"
+    # The other branch takes any single character, so that no character but white space is lost.
     return re.compile(rf"{letter}+(?:['’.\-‐‑\u200c\u200d]{letter}+)*|\S{marks}*")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import contexture
+from contexture import api
 from contexture.configs import recipe as usual
 from contexture.configs import recipes
 from contexture.overrides import with_options
@@ -135,3 +136,13 @@ def test_warnings_are_logged_and_nothing_is_printed(caplog, capsys):
     with caplog.at_level(logging.WARNING, "contexture"):
         contexture.open(GOLDEN / "gpt").embed("the cat sees the river " * 400)
     assert "truncated 1 of 1 texts" in caplog.text and capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_a_random_start_trains_the_backbone_too(tmp_path, monkeypatch, random):
+    """As `finetune --init.random` does: what an ELMo freezes otherwise is nothing to keep."""
+    runs = []
+    monkeypatch.setattr(api, "_train", lambda run, base: runs.append(run))
+    contexture.finetune(GOLDEN / "elmo", train=TRAIN, dev=TRAIN, dir=tmp_path / "run", options={"init.random": random})
+    (run,) = runs
+    assert run.init.random is random and run.optim.frozen == (() if random else ("backbone",))

@@ -1,5 +1,6 @@
 """`contexture.open`: a model that stays loaded gives what the commands give, for one text or several."""
 
+import inspect
 import json
 import sys
 from functools import partial
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import contexture
+from contexture.analysis import call_arguments
 from contexture.analysis.neighbours.sentence_vectors import sentence_vectors
 from contexture.analysis.options import VectorOptions
 from contexture.analysis.trained_model import TrainedModel
@@ -334,3 +336,10 @@ def test_a_run_is_opened_and_imported_whatever_jax_is_set_to(models, tmp_path):
         contexture.import_model("hf", tmp_path / "hf", tmp_path / "run")
     close(opened.embed("the cat"), models["gpt"].embed("the cat"), tolerance=0.0)
     close(contexture.open(tmp_path / "run").embed("the cat"), models["bert"].embed("the cat"), tolerance=0.0)
+
+
+def test_every_argument_with_other_names_is_one_of_a_function_here():
+    own = [getattr(contexture, name) for name in contexture._FUNCTIONS]
+    own += [each for name, each in vars(TrainedModel).items() if callable(each) and not name.startswith("_")]
+    known = {name for function in own for name in inspect.signature(function).parameters}
+    assert known >= call_arguments._OTHER_NAMES.keys()

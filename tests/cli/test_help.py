@@ -179,3 +179,15 @@ def test_each_command_stands_in_its_group():
     for group in GROUPS:
         names = [line.split()[0] for line in blocks[group].splitlines()]
         assert names == [name for name, command in COMMANDS.items() if command.group == group] != []
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [("pretrain bert.tiny", "--dir"), ("finetune", "--dir"), ("plan bert.base", "--topology"), ("embed", "--input")],
+)
+def test_an_option_that_a_command_cannot_do_without_is_called_required(capsys, words, option):
+    """Whether its type says so, as of embed, or the command does."""
+    pages = [help_of(capsys, f"{words} --help"), help_of(capsys, f"{words} --help all")]
+    for page in pages:
+        rest = " ".join(page[page.index(f"  {option} ") :].split())
+        assert rest.index("(required)") < rest.index(" --", 4), page

@@ -2,6 +2,7 @@
 request."""
 
 import contextlib
+import re
 import sys
 from dataclasses import replace
 from typing import Any
@@ -160,3 +161,24 @@ def test_an_option_of_a_command_that_has_no_effect_is_refused(make, line):
     with pytest.raises(ValueError) as caught:  # noqa: PT011  # the line is compared
         make()
     assert str(caught.value).startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("task.symmetric", "a GPT's --task.kind classify or regress"),
+        ("task.choices", "--task.kind choice"),
+        ("task.labels", "--task.kind classify or tag or choice"),
+        ("task.class_weights", "--task.kind classify or tag or choice"),
+        ("data.context", "--task.kind tag"),
+        ("head.crf", "--task.kind tag of an ELMo or static vectors"),
+        ("task.lm_weight", "fine-tuning a GPT"),
+        ("data.packed", "pretraining a GPT"),
+        ("data.path", "pretraining on text (a task has --task.train and --task.dev)"),
+        ("data.negatives", "pretraining an ELMo"),
+        ("data.max_predictions", "pretraining a BERT"),
+    ],
+)
+def test_an_option_says_what_it_is_for(name: str, what: str):
+    with pytest.raises(ConfigError, match=re.escape(f"is for {what}, and has no meaning for task.kind=span; leave it")):
+        check_scope([name], finetune_run(BERT, "run", "span"))

@@ -49,6 +49,8 @@ def test_no_special_character_is_left_bare(tmp_path, sign):
 def test_csv_has_whole_numbers_and_deviations_in_columns_of_their_own(tmp_path):
     write_table(tmp_path / "t.csv", ROWS)
     with open(tmp_path / "t.csv", encoding="utf-8", newline="") as file:
+        assert "\r" not in file.read()
+        file.seek(0)
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["run", "f1", "f1 deviation", "loss", "n", "best"]
     assert [float(row["f1"]) for row in rows] == [0.123456, 0.25, 0.5]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,23 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 import contexture
+from contexture.configs import recipe
+from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError, did_you_mean
+from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.interchange import convert
-from contexture.interchange.huggingface_export import _labels_of
+from contexture.interchange.allennlp_bilm import _bilm_options
+from contexture.interchange.huggingface_export import _hf_config, _labels_of
 from contexture.interchange.huggingface_import import _GELU, _bert, _gpt1, _gpt2, _labels
 from contexture.interchange.imported_model import Settings, note_unread
+from contexture.interchange.weight_files import Tensors
+from contexture.models.config import ElmoConfig
 from contexture.train.checkpoints.initial import write_first
 from contexture.train.checkpoints.late_evaluation import text_digest
 from contexture.train.settings import run_file
 from tests.helpers.commands import run_command
 from tests.helpers.logs import logged
+from tests.helpers.slow_pairs import vocabulary
 from tests.interchange.hf_folders import GOLDEN, Change, config_with, raw_with, refused
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -260,3 +268,49 @@ def test_what_a_configuration_leaves_out_has_the_librarys_value(read):
 def test_each_name_of_gelu_is_one_formula():
     exact = {"gelu": "erf", "gelu_python": "erf", "relu": "relu"}
     assert exact | dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "tanh") == _GELU
+
+
+def test_a_run_of_numbers_goes_out_as_transformers_names_a_regression():
+    run = replace(recipe("bert.tiny"), task=TaskConfig(kind="regress"))
+    kind, config = _hf_config(run, 30522, WordPiece(vocabulary(), True), ())
+    numbers = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "problem_type": "regression"}
+    assert kind == "bert" and {name: config[name] for name in numbers} == numbers
+
+
+@pytest.mark.parametrize("order", ["abc", "cba", "bca"])
+def test_the_tensor_that_loses_most_of_its_digits_is_named(order: str):
+    stored = {name: np.array([1 + part]) for name, part in zip(order, (1e-9, 3e-8, 1e-8), strict=True)}
+    tensors = Tensors("f", dict.fromkeys("abc", (1,)), dict.fromkeys("abc", "float64"), stored.__getitem__)
+    for name in "abc":
+        tensors.read(name)
+    # Next to 1 a float32 has steps of 1.2e-7: all three become 1.
+    assert tensors.note().endswith(f"by at most 3.0e-08 of a tensor's greatest ({order[1]})")
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        # config.json of gpt2, openai-gpt and bert-base-uncased as published, but for what decides the model.
+        "activation_function architectures bos_token_id eos_token_id model_type n_ctx summary_activation "
+        "summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params",
+        "afn architectures model_type n_ctx n_special predict_special_tokens summary_activation summary_first_dropout "
+        "summary_proj_to_labels summary_type summary_use_proj task_specific_params",
+        "architectures gradient_checkpointing model_type pad_token_id position_embedding_type transformers_version "
+        "use_cache directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head "
+        "pooler_type",
+    ],
+)
+def test_what_published_configurations_hold_beside_the_model_is_known(tmp_path: Path, named: str):
+    read, notes = ("activation_function", "afn", "position_embedding_type"), list[str]()
+    settings = Settings(dict.fromkeys(named.split(), "x"))
+    for name in read:
+        settings.get(name)
+    note_unread(tmp_path / "config.json", settings, notes)
+    assert not notes
+
+
+def test_the_original_reads_no_clip_as_null():
+    config = ElmoConfig(cell_clip=0.0, projection_clip=0.0)
+    assert {_bilm_options(config)["lstm"][name] for name in ("cell_clip", "proj_clip")} == {None}
+    options = _bilm_options(replace(config, cell_clip=3.0, projection_clip=2.0))
+    assert (options["lstm"]["cell_clip"], options["lstm"]["proj_clip"]) == (3.0, 2.0)

@@ -227,6 +227,17 @@ def test_an_elmos_losses_and_carry_are_those_of_one_device(elmo, shape, accumula
             assert {shard.data.shape[0] * shape[0] * shape[1] for shard in x.addressable_shards} == {32}
 
 
+def test_an_elmos_step_in_parts_on_a_mesh_is_the_whole_step(text_folder, tmp_path):
+    """Its table of distinct words belongs to the whole batch, and is the same in every part."""
+    run = on_text(ELMO, text_folder)
+    batches = batches_of(run, tmp_path / "shards")
+    whole, one, _ = losses_on(run, batches, (1, 1, 1), 1, initial=drawn, numbers=range(2))
+    losses, state, _ = losses_on(run, batches, (2, 2, 2), 4, initial=drawn, numbers=range(2))
+    assert_close(losses, whole, rtol=1e-5)
+    for got, expected in zip(jax.tree.leaves(state.carry), jax.tree.leaves(one.carry), strict=True):
+        assert_close(got, expected, rtol=0, atol=1e-4)
+
+
 @pytest.mark.long
 def test_a_tasks_losses_are_the_same_on_a_mesh_in_parts(run, batches, task_files, tmp_path):
     """Weights of classes, and words of unequal number in the parts: a part counts by its share of the weight; with

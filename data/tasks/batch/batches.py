@@ -42,6 +42,7 @@ def task_fields(kind: str, family: Family, symmetric: bool = False, pair: bool =
     text = TEXT_FAMILIES[family]
     sequences = {**text.sequences, **text.own_tokens}
     if kind == "choice" or symmetric or (pair and text.reads_words):
+        # The sequences alone: an example has one answer, however many of them it has.
         sequences = {name: spec.replace("BL", "BAL") for name, spec in sequences.items()}
     return {**sequences, **KINDS[kind].batch}
 
@@ -84,6 +85,7 @@ class _Reader:
 
     def length_of(self, numbers: I64) -> int:
         """Returns the length that a batch of the examples with these numbers is padded to."""
+        # Of a single length the examples need not be looked at.
         return length_for(self.lengths, self.split.tokens_of(numbers)) if self.lengths[1:] else self.lengths[0]
 
     def context(self, rows: Rows) -> tuple[I64, I64]:
@@ -151,6 +153,7 @@ class _Reader:
         lengths = np.minimum(lengths, words).ravel()
         # All rows are read, also where a few are chosen: the distinct words of the whole batch make its table.
         count = len(numbers) * texts
+        # Room for a batch in which every word is distinct.
         size = self.types or count * words + FIRST_WORD
         if split.char_ids is None:
             batch, types = word_lines(split.tokens.read, starts, lengths, words, count), {}
@@ -334,6 +337,7 @@ class HeldOutTask:
         """1 where no special token precedes the text, so that a word is a place earlier than its piece would be."""
         self.tokenizer, self.batch, self.split = tokenizer, batch, split
         self.rules = rules or AnswerRules()
+        # `count` is of what the user gave, texts or questions; `steps` go over their windows.
         self.count = split.count
         self.steps = -(-split.examples // batch)
         self.rows_read = 0

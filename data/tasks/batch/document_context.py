@@ -92,6 +92,7 @@ def chunks_in_documents(
     before: list[AnyExample] = []
     chunk = list(islice(iterator, size))
     while chunk:
+        # A chunk ahead is read, since its first sentences follow this chunk's last ones.
         following = list(islice(iterator, size))
         yield before, chunk, _neighbours(following, chunk[-1], reach)
         # Backward from the end of this chunk, as far as the document goes with which the next one begins.

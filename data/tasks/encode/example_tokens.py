@@ -45,6 +45,7 @@ def tagged_tokens(
     # -1 everywhere, then each word's tag where the word is read.
     tags = [[-1] * len(ids) for ids in pieces]
     for example, example_tags, example_places in zip(chunk, tags, places, strict=True):
+        # Without tags there is an empty name for each word, which is never looked up.
         known = example.tags or ("",) * len(example_places)
         for place, tag in zip(example_places, known, strict=True):
             example_tags[place] = labels.number(tag, example.origin) if example.tags is not None else 0
@@ -115,6 +116,7 @@ class EncodedChunk:
 
     def rows_of(self, chosen: NDArray[np.intp]) -> NDArray[np.intp]:
         """Returns the rows of examples, by their numbers in the chunk."""
+        # Questions and texts have as many rows as windows: found by their owners, not by arithmetic.
         if self.spans is not None:
             return np.flatnonzero(np.isin(self.rows["question"], chosen))
         if self.owners is not None:
@@ -155,9 +157,11 @@ def encode_chunk(
         DataError: with file:line for an unknown label, a number that is none, too few or too many alternatives.
     """
     report = report or FileReport("examples", tokenizer)
+    # As many rows as the chunk's longest list needs; `_Writer._widen` makes them equal over all chunks.
     choices = int(alternatives(chunk, labels).max()) if kind == "choice" else 1
     # An origin ends in its line: "train.tsv:7".
     lines = np.array([int(example.origin.rpartition(":")[2]) for example in chunk])
+    # Only questions have a layout.
     if layout is not None:
         return _encode_questions([x for x in chunk if isinstance(x, QuestionExample)], tokenizer, lines, report, layout)
     # -1 means none, in every field that is not set below.
@@ -179,6 +183,7 @@ def encode_chunk(
         texts = text_tokens(plain, tokenizer, report, choices)
         pieces = [first + (second or []) for first, second in texts]
         rows["b"] = [-1 if second is None else len(first) for first, second in texts]
+        # Every row of an example has its answer; readers take the first row's.
         rows[KINDS[kind].answer[0]] = np.repeat([answer(example, kind, labels) for example in plain], choices)
 
     tokens = _laid_out(rows, pieces)
@@ -261,6 +266,7 @@ def with_context(before: EncodedChunk | None, encoded: EncodedChunk, after: Enco
     rows, shift = encoded.rows.copy(), 0 if before is None else len(before.tokens)
     rows["a"] += shift
     rows["end"] += shift
+    # Only tagged sentences have context, so that every part has tags.
     tags = np.concatenate([part.tags for part in parts if part.tags is not None])
     return replace(encoded, rows=rows, tokens=np.concatenate([part.tokens for part in parts]), tags=tags)
 
@@ -287,6 +293,7 @@ def in_memory(
     # The columns of a folder, in memory.
     tags = None if encoded.tags is None else Column(Memory(encoded.tags), np.dtype("<i4"))
     lengths = tokens_of(encoded.rows, pair_layout(kind, by_words))
+    # A sentence within its document may need as much as the whole document has.
     longest = int((lengths if documents is None else documents.lengths(encoded.rows)).max())
     rows, tokens = Column(Memory(encoded.rows), row_type(kind)), Column(Memory(encoded.tokens), np.dtype("<u4"))
     choices = encoded.choices
@@ -310,5 +317,6 @@ def in_memory(
         documents=documents,
         by_words=by_words,
         windows=windows,
+        # Owners are numbered from 0 in their order, so the last one says how many there are.
         texts=0 if encoded.owners is None else int(encoded.owners[-1]) + 1,
     )

@@ -32,6 +32,7 @@ def _trimmed(text: str, places: Sequence[tuple[int, int]]) -> I64:
     following = np.minimum.accumulate(np.where(shown, number, len(text))[::-1])[::-1]
     preceding = np.maximum.accumulate(np.where(shown[:-1], number[:-1] + 1, 0)) if len(text) else number[:0]
     first = np.minimum(following[begin], end)
+    # For an empty place at the text's beginning, end - 1 would be -1, which NumPy reads as the last place.
     last = np.where(end > 0, preceding[np.maximum(end - 1, 0)] if len(preceding) else 0, 0)
     return np.stack([first, np.maximum(np.where(first < end, last, end), first)], 1)
 
@@ -39,7 +40,9 @@ def _trimmed(text: str, places: Sequence[tuple[int, int]]) -> I64:
 def _with_dropped(text: str, places_N2: I64) -> I64:
     """Returns places that go on to the next token or white space, so that an answer keeps its last accent."""
     begin, end = places_N2.T
+    # The end of the text is a blank too, so that searchsorted always finds one.
     blanks = np.array([n for n, character in enumerate(text) if character.isspace()] + [len(text)])
     # The next white space or the next token, whichever comes first.
     until = np.minimum(blanks[np.searchsorted(blanks, end)], np.append(begin[1:], len(text)))
+    # An empty place stays empty: a token without characters takes none that were dropped.
     return np.stack([begin, np.where(begin < end, np.maximum(end, until), end)], 1)

@@ -50,6 +50,7 @@ class SpanLayout:
     @property
     def longest_question(self) -> int:
         """Tokens of a question, from its first: at least a quarter of a sequence is left for the context."""
+        # Three special tokens, as around a pair of texts. Words have two, and cut a question by the same limit.
         return min(self.question_length, (self.length - 3) * 3 // 4)
 
 
@@ -97,6 +98,7 @@ def widest_window(tokens: int, windows: Sequence[tuple[int, int]]) -> I64:
     first of equals (run_squad.py, _check_is_max_context)."""
     best, scores = np.zeros(tokens, np.int64), np.full(tokens, -np.inf)
     for number, (first, size) in enumerate(windows):
+        # By its place: so many tokens are to the left of a token, and size - 1 - left to its right.
         left = np.arange(size)
         score = np.minimum(left, size - 1 - left) + 0.01 * size
         inside = slice(first, first + size)
@@ -136,6 +138,7 @@ def span_windows(
     labels: list[tuple[int, int]] = []
     for number, (example, question) in enumerate(zip(examples, questions, strict=True)):
         # A question that no token spells is read as the unknown token.
+        # As in run_squad.py (max_query_length), a question that is too long loses its end.
         question = (question or unknown_ids(tokenizer))[: layout.longest_question]
         ids, of_context = contexts[example.context]
         windows = window_spans(len(ids), layout.length - special - len(question), layout.stride)
@@ -161,6 +164,7 @@ def span_windows(
         counts.append(len(windows))
     cut = [len(question) > layout.longest_question for question in questions]
     report.cut_questions += sum(cut)
+    # A context has at least one window, so that there is something to join.
     chunk = SpanChunk(examples, counts, np.concatenate(places), np.array(labels, LABEL), cut)
     return SpanWindows(tokens, seconds, np.array(owners, np.int64), chunk)
 
@@ -209,6 +213,7 @@ def _answer_tokens(example: QuestionExample, places: I64) -> tuple[int, int]:
         return NO_ANSWER, NO_ANSWER
     if (answer := placed_answer(example.answers, example.context)) is None:
         return UNSPELLED, UNSPELLED
+    # In characters of the context, end not included, as the places of tokens are.
     begin, end = answer.start, answer.start + len(answer.text)
     # The tokens that share a character with the answer; an empty place shares none.
     touched = np.flatnonzero((places[:, 0] < end) & (places[:, 1] > begin) & (places[:, 0] < places[:, 1]))

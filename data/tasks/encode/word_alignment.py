@@ -46,7 +46,9 @@ def cut_words(
         for example, lead in zip(examples, leads, strict=True)
     ]
     # Each distinct word is encoded once.
-    where = {word: example.origin for example, words in zip(examples, written, strict=True) for word in words}
+    # With the origin of the first sentence that holds it, for an error.
+    backwards = reversed([*zip(examples, written, strict=True)])
+    where = {word: example.origin for example, words in backwards for word in words}
     pieces = dict(zip(where, encode_checked(list(where), list(where.values()), tokenizer), strict=True))
     unknown = unknown_ids(tokenizer)
     sequences: list[list[int]] = []

@@ -38,6 +38,7 @@ class Sentence(list[list[str]]):
             document: the number of the sentence's document within the file.
             follows: whether another sentence of that document precedes this one.
         """
+        # Never uneven: `_sentences` has compared the width of every line.
         super().__init__(map(list, zip(*words, strict=True)))
         self.document, self.follows = document, follows
 

@@ -15,11 +15,13 @@ OUTSIDE = "O"
 UNTYPED = "entity"
 """The type of entities whose tags have none."""
 _MARK = "(?P<mark>[BIESLUM])"
+# Tried in this order: B-E fits the first form and the third one, and is read by the first, the usual one.
 _FORMS = tuple(
     map(
         re.compile, (f"{_MARK}-(?P<type>.+)", f"{_MARK}_(?P<type>.+)", f"(?P<type>.+)[-_]{_MARK}", f"{_MARK}(?P<type>)")
     )
 )
+# seqeval, by default, knows B, I, E and S, and neither L, U nor M.
 _SEQEVAL = {"L": "E", "U": "S", "M": "I"}
 """Marks as seqeval spells them: the last word of an entity, a single one, one in the middle."""
 
@@ -41,6 +43,7 @@ def why_no_entities(labels: Sequence[str]) -> str:
     """Returns a line that says which tag keeps entities from being scored, where half of the tags mark them; "" where
     they are scored, or are not meant to be."""
     marked = [label for label in labels if label != OUTSIDE]
+    # No tag but O: there is nothing to score, and no form to be wrong.
     if entity_tags(labels) is not None or not marked:
         return ""
     # The form that most tags have.

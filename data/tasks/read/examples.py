@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 CHUNK = 4096
 """Most examples that are encoded together."""
+# A few long texts fill as much memory as many short ones, and as tokens they take many times more.
 CHUNK_CHARACTERS = 1 << 24
 """Characters after which fewer are."""
 
@@ -68,6 +69,7 @@ class QuestionExample:
     """Its own id, else its origin."""
     question: str
     context: str
+    # All answers are kept: SQuAD's scores are the best over a question's right answers.
     answers: tuple[Answer, ...] | None
     origin: str
 
@@ -77,6 +79,7 @@ Example = Text | Pair | Tagged | ChoiceExample | QuestionExample
 
 def characters(example: Example) -> int:
     """Returns how many characters the texts of an example have."""
+    # Only what may be long is counted: no labels, no tags, and no answers, which lie in the context.
     match example:
         case Text(text=text):
             return len(text)

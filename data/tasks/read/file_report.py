@@ -38,6 +38,7 @@ class FileReport:
         """
         self.name, self.every_row, self.bad_rows, self.trains = name, every_row, bad_rows, trains
         self.rows = self.left_out = self.empty = self.unspelled = self.quoted = self.cut_questions = 0
+        # The first of each kind alone: memory does not grow with the odd rows.
         self._odd: list[DataError] = []
         self._first_left_out = self._first_empty = self._unspelled = ""
         self._unknown = UnknownTokens(tokenizer)
@@ -86,6 +87,7 @@ class FileReport:
             return
         # One in a hundred, or in a short file one in ten, up to three.
         if odd > max(MAX_ODD * self.rows, min(_FEW, self.rows // 10)):
+            # A training has that option. Other commands that read labelled files have not.
             mend = "" if self.bad_rows == "skip" or not self.trains else "; --task.bad-rows skip leaves them out"
             raise DataError(
                 f"{self._odd[0]} ({odd:,} of {self.rows:,} rows are odd{mend})" if odd > 1 else str(self._odd[0])

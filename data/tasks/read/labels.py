@@ -28,6 +28,7 @@ class Labels:
     def __init__(self, known: Sequence[str] = (), named: bool = False) -> None:
         """named: whether the user named them, so that a label is never the text of an alternative of the same name."""
         self.numbers = {label: number for number, label in enumerate(known)}
+        # Labels that were given are all that there are.
         self.closed, self.named = bool(known), named
         self._spellings: dict[str, str] = {}
         """Of labels that are whole numbers, the label that counts, by its value: {"1": "1.0"}."""

@@ -84,6 +84,7 @@ def checked_files(task: TaskConfig) -> TaskConfig:
 
 
 def _with_local_files(task: TaskConfig) -> TaskConfig:
+    # Addresses of the hub become files here, so that no later check meets one.
     return replace(task, **{name: hub.with_local_files(getattr(task, name)) for name in ("train", "dev", "test")})
 
 

@@ -22,6 +22,7 @@ def questions_of_json(path: Path) -> Table:
     Raises: DataError for what is neither.
     """
     with open_stream(path) as stream:
+        # `replace`: the bytes may end within a character.
         first = stream.read(_FIRST).decode("utf-8", "replace").removeprefix("\ufeff").lstrip()
     # An array of objects has rows like the files of other tasks.
     if not first.startswith("{"):
@@ -30,6 +31,7 @@ def questions_of_json(path: Path) -> Table:
         content = json_value(read_stream(path).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 (byte {error.start}); save the file as UTF-8") from None
+    # Raised as it is: DataError is a ValueError too, which the next clause rewords.
     except DataError:
         raise
     except (ValueError, RecursionError) as error:
@@ -38,6 +40,7 @@ def questions_of_json(path: Path) -> Table:
         several = getattr(error, "msg", "") == "Extra data"
         hint = "if every line is an object, name the file *.jsonl; " if several else ""
         raise DataError(f"{path}{line}: {fault_of(error)}; {hint}a *.json in SQuAD's form is {_FORM}") from None
+    # All of them now, so that a fault in the form of the file is raised here.
     rows = [*_rows(path, content)]
     if not rows:
         raise DataError(f"{path}: no question in the file; a *.json in SQuAD's form is {_FORM}")

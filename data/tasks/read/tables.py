@@ -71,6 +71,7 @@ def separated(path: Path, header: bool) -> Table:
     if header:
         # An empty file has a header without columns, which is refused below.
         number, cells = next(rows, (0, []))
+        # Without the names no row can be read: an error of the header is an error of the file.
         if isinstance(cells, DataError):
             raise cells
         names, width = tuple(name.strip() for name in cells), len(cells)
@@ -193,6 +194,7 @@ def _commas(path: Path) -> Iterator[tuple[int, list[str] | DataError]]:
         for _, line, wrong in decoded_lines(path):
             held.append(line)
             size += len(line)
+            # csv's own limit is for a field: a row of many fields, or of many lines within quotes, has this one.
             if size > LONGEST_ROW:
                 raise DataError(
                     f"{path}:{first}: a row of more than {LONGEST_ROW:,} characters begins here; check its quotes"

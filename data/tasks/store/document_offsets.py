@@ -54,6 +54,7 @@ class DocumentWriter(Int64Writer):
             begins: where the tokens of each sentence begin in the split.
         """
         # A document ends where the next one begins; the first of these sentences may go on with the one before.
+        # By the file too: documents are numbered anew in each.
         changes = np.append((file, int(documents[0])) != self._last, documents[1:] != documents[:-1])
         self._enter(begins[changes])
         # A sentence that goes on with a document has the number that was given last.
@@ -69,6 +70,7 @@ class DocumentWriter(Int64Writer):
     def _enter(self, begins: I64) -> None:
         # The length of a document is known when the next one begins.
         self.longest = max(self.longest, int(np.diff(begins, prepend=self._begin).max(initial=0)))
+        # Without a new document, the last one goes on through all of these sentences.
         self._begin = int(begins[-1]) if len(begins) else self._begin
         self.add(*begins.tolist())
 

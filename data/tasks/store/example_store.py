@@ -50,6 +50,7 @@ FORMATS: dict[Context, int] = {"sentence": 1, "document": 2}
 INDEX = "index.json"
 WORDS = "words.json"
 SPLITS = ("train", "dev")
+# Of 8 bytes each: places among the tokens of a large set may pass 2**32.
 _PLACES = [(name, "<i8") for name in ("a", "b", "end", "file", "line")]
 
 
@@ -72,6 +73,7 @@ Rows: TypeAlias = NDArray[np.void]
 Answers: TypeAlias = NDArray[np.int32 | np.float64]
 """i32 (numbers of labels) or f64 (of a regression)."""
 _MEND = "delete the folder and start the command again"
+# What every index has. Keys that only some kinds have are read by `get`.
 _INDEX = {
     "kind": str,
     "tokenizer": str,
@@ -176,6 +178,7 @@ class ExampleSplit:
         """Returns which windows are the first of their text; all where texts have no windows."""
         if self.windows == "off":
             return np.ones(len(numbers), bool)
+        # Number 0 is compared with itself here, and is a first window by the last condition.
         rows, before = self.take(numbers), self.take(np.maximum(numbers - 1, 0))
         # The windows of a text have its file and line, one after the other.
         return (rows["file"] != before["file"]) | (rows["line"] != before["line"]) | (numbers == 0)
@@ -222,6 +225,7 @@ class ExampleSplit:
 
     def tokens_of(self, numbers: I64) -> I64:
         """Returns the tokens of the longest sequence of each example, as `longest` counts them."""
+        # A sentence is read with as much of its document as fits: at most, its sequence holds the whole document.
         if self.documents is not None:
             return self.documents.lengths(self.take(numbers))
         return self._own_tokens(numbers)
@@ -247,6 +251,7 @@ class ExampleSplit:
             rows = self.take(numbers)
             ids = self.tokens.read(rows["a"], rows["end"] - rows["a"])
             count, total = count + int((ids == token).sum()), total + len(ids)
+        # max: the share of an empty split is 0.
         return count / max(total, 1)
 
     def longer_than(self, length: int) -> int:
@@ -267,6 +272,7 @@ def sha256_of(path: str) -> str:
     which has digests of its own."""
     if path.startswith("tfds:"):
         return ""
+    # The digest of the content, in the cache: the same files have it at any commit.
     if hub.is_address(path):
         return _digest_of(hub.local_files(path))
     # A set in several files, as RACE is, has a digest over all of theirs.
@@ -342,6 +348,7 @@ class ExampleStore:
 
     def _split(self, name: str) -> ExampleSplit:
         counts, token = self.index["splits"][name], np.dtype(self.index["dtype"])
+        # One tag for each token, -1 for most: both files are read by the same places.
         tags = Column(File(self.folder / f"{name}-tags.bin"), np.dtype("<i4")) if self.kind == "tag" else None
         return ExampleSplit(
             self.kind,
@@ -393,6 +400,7 @@ class ExampleStore:
         if not isinstance(index, dict) or index.get("format") != of:
             got = index.get("format") if isinstance(index, dict) else None
             raise DataError(f"{file}: of format {got!r}, this reads format {of}; {_MEND}")
+        # The types first: the fingerprint itself may be missing, and the message then names the key that is wrong.
         if (wrong := misfit(index, _INDEX)) or index["fingerprint"] != fingerprint_of(index):
             raise DataError(f"{file}: damaged ({wrong or 'its content does not match its fingerprint'}); {_MEND}")
         # Sizes cost nothing and are compared now; `verify` compares all bytes.
@@ -416,6 +424,7 @@ class ExampleStore:
                 was = [s for s in self.index["sources"] if (s["split"], Path(s["name"]).name) == (split, name)]
                 if not was:
                     return f"{path} was not there when {self.folder} was encoded"
+                # Files of several folders may share a name: the content of one of them is enough.
                 if sha256_of(path) not in [source["sha256"] for source in was]:
                     return f"{path} is not what it was when {self.folder} was encoded"
         return ""

@@ -17,11 +17,13 @@ from contexture.data.binary_files import I64, Column, Memory
 from contexture.data.tasks.read.examples import Answer, QuestionExample
 
 FILES = ("places", "labels", "questions", "texts")
+# i32: a context has at most 2**24 characters (`tables.LONGEST_FIELD`), and each token of each window has a PLACE.
 PLACE = np.dtype([(name, "<i4") for name in ("begin", "end", "widest")])
 """A token's characters in its context (from begin to before end; -1: a token of the question), and 1 where no other
 window shows more of the context around it."""
 LABEL = np.dtype([(name, "<i4") for name in ("start", "end")])
 """The first and the last token of the answer, counted from the window's first token; NO_ANSWER or UNSPELLED."""
+# i64: bytes in a file of all contexts and questions, which may be larger than 4 GiB.
 QUESTION = np.dtype([(name, "<i8") for name in ("at", "size", "context_at", "context_size", "windows")])
 """Where the question's JSON and its context are among the texts (bytes), and how many windows it has."""
 NO_ANSWER, UNSPELLED = -1, -2
@@ -77,6 +79,7 @@ def question_records(
 
     def add(text: bytes) -> tuple[int, int]:
         nonlocal size
+        # Counted from the beginning of the file, and not of this chunk.
         place = at + size, len(text)
         texts.append(text)
         size += len(text)
@@ -96,6 +99,7 @@ def spans_in_memory(
 ) -> SpanSplit:
     """Returns questions that are in memory."""
     records, texts = question_records(examples, windows, 0)
+    # The columns of a folder, in memory.
     return SpanSplit(
         len(examples),
         Column(Memory(places), PLACE),

@@ -47,6 +47,7 @@ class FeatureWriter:
 
     def __init__(self, folder: Path, shape: Shape, sequences: int) -> None:
         self._shape, self._tokens = shape, 0
+        # -1 until a sequence is added.
         self._places = np.full((sequences, 2), -1, np.int64)
         self._pooled = np.zeros((sequences, shape.width), shape.dtype) if shape.pooled else None
         self.files = [HashingWriter(folder / PLACES)]
@@ -58,6 +59,7 @@ class FeatureWriter:
         lengths_B = mask_BL.sum(1)
         # Row by row, since each sequence has a length of its own.
         for row, (number, length) in enumerate(zip(sequences.tolist(), lengths_B.tolist(), strict=True)):
+            # Without states every place is 0; the length still says that the sequence is held.
             self._places[number] = self._tokens, length
             if self._states is not None:
                 # Without padding, and contiguous: layers, then tokens, then width.
@@ -156,5 +158,6 @@ class FeatureFiles:
     def _states_of(self, sequence: int) -> np.ndarray:
         """Returns the states of a sequence, NLD, of its own length."""
         assert self._states is not None
+        # Before it lie `start` tokens, each in all layers: start · n · width numbers.
         (start, length), n, width = self._places[sequence].tolist(), self.shape.layers, self.shape.width
         return self._states[start * n * width : (start + length) * n * width].reshape(n, length, width)

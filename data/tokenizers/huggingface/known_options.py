@@ -36,6 +36,7 @@ _STEPS: dict[str, tuple[Mapping[str, tuple[object, ...]] | None, Mapping[str, tu
 }
 """The steps of tokenizer.json that clean text and cut it, by kind: the values that an option may have. One that is left
 out has the first."""
+# BPE's dropout leaves out merges at random, and `ignore_merges` spells whole words that the vocabulary has.
 _WHOLE_WORD = {"continuing_subword_prefix": (None, ""), "dropout": (None, 0), "ignore_merges": (False, None)}
 _MODEL: dict[str, Mapping[str, tuple[object, ...]]] = {
     WordPiece.kind: {"unk_token": (UNK,), "continuing_subword_prefix": ("##",)},
@@ -129,6 +130,7 @@ def check_whole(file: Path, whole: JsonObject, kind: str, plain: bool) -> None:
     # How text is cleaned and cut.
     for name, expected in zip(("normalizer", "pre_tokenizer"), _STEPS[kind], strict=True):
         step = whole.get(name)
+        # None: byte vocabularies take text as it is, without a normaliser.
         fits = step is None if expected is None else isinstance(step, dict) and not _odd(step, expected)
         if not fits:
             # The message shows the kind's own step, with the first value of each option.
@@ -145,6 +147,7 @@ def check_whole(file: Path, whole: JsonObject, kind: str, plain: bool) -> None:
         )
     # Other classes put their own special tokens around texts, whatever the file says.
     around = [*_around(whole.get("post_processor"))] if plain else []
+    # Nothing around a text is accepted as well: `layouts` puts special tokens there, whatever the file says.
     if any(parts not in (["A:0"], ["A:0", "B:0"], ["A:0", "B:1"], *_AROUND.get(kind, ())) for parts in around):
         raise DataError(
             f"{file}: its post_processor puts {' '.join(max(around, key=len))[:80]}, and {kind} here has "

@@ -25,6 +25,7 @@ from contexture.data.tokenizers.huggingface.known_options import (
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.wordpiece import WordPiece
 
+# Two pieces of Google's Chinese vocabulary are this character, alone and behind ##.
 _LINE_END = "\u2028"
 
 
@@ -103,6 +104,7 @@ def open_published(
 
 def _as_transformers(tokenizer: Tokenizer) -> Tokenizer:
     """Returns the same vocabulary, splitting text as transformers does."""
+    # A word has 100 characters at most in transformers, and 200 in the original.
     if isinstance(tokenizer, WordPiece):
         return WordPiece(tokenizer.vocabulary, tokenizer.lowercase, longest_word=LONGEST_WORD)
     if isinstance(tokenizer, Gpt1BPE):

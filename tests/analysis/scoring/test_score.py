@@ -137,7 +137,7 @@ def test_mistakes_are_one_clear_line(bert: Opened, elmo: Opened):
         (lambda: score_texts(*elmo, [" \n"]), "no token to score"),
         (lambda: score_texts(*elmo, ["a"], stride=2), "length and stride have no meaning for an ELMo"),
         (lambda: score_texts(build(ELMO), {"backbone": {}}, elmo[2], ["a"]), "has no softmax over words"),
-        (lambda: score_texts(*elmo, ["a"], batch=0), "batch=0 is not a positive number of sentences"),
+        (lambda: score_texts(*elmo, ["a"], batch=0), "batch=0 is not a positive number of sentences$"),
     ):
         with pytest.raises(DataError, match=message):
             call()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import contexture
+from contexture.analysis.zeroshot import files
 from contexture.analysis.zeroshot.alternatives import MEASURES, _by_group, choose, filled
 from contexture.analysis.zeroshot.continuations import ScoredContinuation, score_continuations
 from contexture.analysis.zeroshot.files import book_questions, passages, with_shots
@@ -212,6 +213,18 @@ def test_the_book_test_is_read_as_it_is_shipped(gpt_run, tmp_path: Path):
     assert all(row["chosen"] == int(np.argmax(row["log_probs"])) for row in rows)
 
 
+def test_a_line_that_is_too_long_for_a_text_is_refused(tmp_path: Path, monkeypatch):
+    """Of every publisher's form that is read line by line: tokens would take many times its memory."""
+    file = tmp_path / "cbt.txt"
+    file.write_text(f"{BOOK}{QUESTION}")
+    assert len(book_questions(str(file)).texts) == 1
+    monkeypatch.setattr(files, "LONGEST_TEXT", 16)
+    monkeypatch.setattr("contexture.data.text.lines.LONGEST_LINE", 4)  # bytes that are read at a time
+    for read in (book_questions, lambda path: list(passages(path))):
+        with pytest.raises(DataError, match="cbt.txt:1: a line of more than 16 bytes"):
+            read(str(file))
+
+
 def test_shots_are_drawn_for_each_question(gpt_run, tmp_path: Path):
     rows = [{"text": f"the {word} sees", "choices": ["a dog", "the cat"], "label": n % 2, "sex": "fm"[n % 2]}
             for n, word in enumerate(("queen", "man", "bird", "brother", "dog"))]  # fmt: skip
@@ -245,6 +258,7 @@ def test_an_answered_example_has_its_answer_in_the_blank(gpt_run, tmp_path: Path
 
 
 MISTAKES = {
+    "zeroshot RUN --task choice --input none.tsv": "none.tsv: --input names no such file; check the path",
     "zeroshot RUN --task lambada --input none.txt": "none.txt: no such file; give one with a passage in each line",
     "zeroshot RUN --task lambada --input ONE": "one.txt:1: 'alone' has fewer than two words; a context and a last",
     "zeroshot RUN --task lambada --input EMPTY": "there are no passages; give a text with one in each line",

@@ -387,3 +387,8 @@ def test_what_does_not_fit_a_stream_is_refused():
     _refused(r"data\.length=7 is too short for a pair of sentences", bert, length=7)
     _refused(r"data\.packed has no meaning for pretraining a BERT; leave it out", bert, packed=True)
     _refused(r"data\.documents has no meaning for pretraining a BERT", bert, documents="files")
+
+
+def test_text_without_a_window_is_named_and_not_what_is_held_out(tmp_path: Path):
+    both = {"a.txt": "x", "b.txt": "held out"}
+    _refused(r"a\.txt: fewer than two tokens to train on; give", _prepared, tmp_path, both, ENDLESS, ("b.txt",))

@@ -201,6 +201,12 @@ def test_nothing_to_train_on_is_refused_and_leaves_nothing(tmp_path: Path):
     ):
         _prepared(tmp_path, {"a.txt": [[[5]], [[6]]]})
     assert os.listdir(tmp_path) == ["a.txt"]
+    # Of several files the first is named, and not the one that is held out.
+    (tmp_path / "a.txt").write_text("w1\n")
+    (tmp_path / "b.txt").write_text("w1\nw2\n")
+    config = DataConfig(path=(str(tmp_path / "a.txt"),), dev=(str(tmp_path / "b.txt"),))
+    with pytest.raises(DataError, match=r"a\.txt: no document with two sentences"):
+        prepare(config, TOKENIZER, tmp_path / "s")
     (tmp_path / "a.txt").write_text("\u200b\n", "utf-8")
     with pytest.raises(DataError, match=r"a\.txt: no sentence in the file"):
         prepare(DataConfig(path=(str(tmp_path / "a.txt"),)), TOKENIZER, tmp_path / "s")

@@ -208,6 +208,9 @@ def test_a_folder_of_splits_names_one_of_them(saved: Path):
     for refuse in (lambda: expand(saved), lambda: check_sources([str(saved)], "task.train")):
         with pytest.raises(DataError, match=message):
             refuse()
+    (saved / "dataset_dict.json").write_text("{}")
+    with pytest.raises(DataError, match="with the splits …; name the folder of one: .*set/train$"):
+        expand(saved)
 
 
 def _without(name: str) -> Callable[[Path], None]:

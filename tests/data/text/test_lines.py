@@ -21,6 +21,7 @@ from contexture.analysis.zeroshot.files import passages
 from contexture.data import plain_files
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
+from contexture.data.protobuf import message_fields
 from contexture.data.tasks.read import columns, conll, tables
 from contexture.data.tasks.read import examples as task_examples
 from contexture.data.tasks.read.examples import ChoiceExample, Pair, QuestionExample, Tagged, Text, example_chunks
@@ -196,3 +197,29 @@ def test_few_long_examples_are_read_together(monkeypatch: pytest.MonkeyPatch):
 )
 def test_an_example_has_the_characters_of_all_its_texts(example, count):
     assert task_examples.characters(example) == count
+
+
+@pytest.mark.parametrize("piece", [1, 4, 7, 100])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_a_line_is_within_its_limit_wherever_its_pieces_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece, end
+):
+    """Its end counts."""
+    monkeypatch.setattr(lines, "LONGEST_LINE", piece)
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"a\n" + b"b" * (16 - len(end)) + end.encode())
+    assert len(list(lines.lines(file, most=16))) == 2
+    file.write_bytes(b"a\n" + b"b" * (17 - len(end)) + end.encode())
+    with pytest.raises(DataError, match="a.txt:2: a line of more than 16 bytes"):
+        list(lines.lines(file, most=16))
+
+
+@pytest.mark.parametrize("cut", range(1, 7))
+def test_a_message_that_is_cut_off_is_no_message(cut: int):
+    whole = b"\x08\x96\x01\x12\x02ab"
+    assert dict(message_fields(whole)) == {1: 150, 2: b"ab"}
+    if cut == 4:  # between two fields
+        assert dict(message_fields(whole[:-cut])) == {1: 150}
+    else:
+        with pytest.raises((ValueError, IndexError)):
+            list(message_fields(whole[:-cut]))

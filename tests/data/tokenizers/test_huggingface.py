@@ -63,6 +63,7 @@ MODELS = [
     ("wordpiece", {"max_input_chars_per_word": 200}),
     ("byte-bpe", {}),
     ("byte-bpe", {"fuse_unk": True, "byte_fallback": True, "unk_token": "<|endoftext|>"}),  # no text is unknown
+    ("byte-bpe", {"ignore_merges": None, "dropout": None}),
     ("gpt1-bpe", {}),
 ]
 REFUSED = [

@@ -18,7 +18,7 @@ from contexture.data.tokenizers.base import with_added_tokens
 from contexture.data.tokenizers.elmo_char_ids import BEGIN_ROW, END_ROW, are_cut, char_ids, words_from_char_ids
 from contexture.data.tokenizers.open_vocabulary import CorpusVocabulary
 from contexture.data.tokenizers.registry import learn, load_tokenizer
-from contexture.data.tokenizers.word_level import Words, learn_words, word_tokenizer
+from contexture.data.tokenizers.word_level import StaticWords, Words, learn_words, word_tokenizer
 from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece
 
 WORD = st.text(st.characters(codec="utf-8"), max_size=60)
@@ -218,3 +218,12 @@ def test_elmo_is_prepared_with_words_alone(capsys: pytest.CaptureFixture[str], t
         check_tokenizer_kind(run, "byte-bpe")
     with pytest.raises(ConfigError, match="no gpt should start with a vocabulary of kind words"):
         check_tokenizer_kind(recipe("gpt.tiny"), "words")
+
+
+@pytest.mark.parametrize("space", [" ", "\t", "\n", "\u2003"])
+def test_a_long_text_is_split_before_white_space_alone(space: str):
+    """The words of the parts are those of the whole, also where no space is near."""
+    text = f"aaasx{space}bbb{space}ccccccccc{space}d"
+    parts = Words(["<S>", "</S>", "<UNK>", "a"]).split_long(text, 3)
+    assert parts == ["aaasx", f"{space}bbb", f"{space}ccccccccc", f"{space}d"]
+    assert StaticWords(["a", "b"]).split_long(text, 3) == parts

@@ -2,6 +2,7 @@
 
 import itertools
 from functools import partial
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from contexture.models.heads import layer_mix, sampled_softmax, tasks
 from contexture.models.layers import dropout as rooms
-from contexture.models.layers.dropout import DropoutKey, bits, dropout, dropout_key
+from contexture.models.layers.dropout import DropoutKey, bits, dropout, dropout_key, random_word, row_words
 from tests.helpers.long import long
 from tests.helpers.parity_rule import worst
 
@@ -240,3 +242,22 @@ def test_seed_step_and_site_each_change_the_mask():
         return np.asarray(_words(seed, jnp.int32(step), 3, (2, 8)))[site].tobytes()
 
     assert len({mask(*which) for which in itertools.product((0, 1), (0, 1, 2), (0, 1, 2))}) == 18
+
+
+def test_masks_of_a_seed_stay_what_they_are():
+    """A run that is resumed by a later version draws the same masks."""
+    key = DropoutKey(jnp.array([0x01234567, 0x89ABCDEF], jnp.uint32), jnp.arange(3, dtype=jnp.uint32))
+    start, stride = row_words(key, 5)
+    assert (start.tolist(), stride.tolist()) == (
+        [3463075199, 2001435738, 2954555371],
+        [4050482000, 457544731, 1986772992],
+    )
+    columns = jnp.arange(4, dtype=jnp.uint32)
+    assert random_word(start[0], stride[0], columns).tolist() == [2380364237, 2901698789, 2245891262, 1413862597]
+
+
+def test_the_dropouts_of_heads_share_no_site_with_each_other_or_with_a_backbone():
+    sites = [sampled_softmax.SITE, tasks.SITE, layer_mix.SITE]
+    # A backbone has at most 3 · layers + 1 sites, a head of its own 4 and one for each layer of its LSTM.
+    for lower, higher in pairwise([0, *sites]):
+        assert higher - lower > 3 * 10_000

@@ -15,6 +15,12 @@ from contexture.models.layers import remat
         (8, 800, 48, 15.75, 8, "dots"),
         (1, 800, 48, 15.75, 8, "none"),
         (15, 4096, 32, 0.0, 1, "none"),  # a CPU
+        # Ten layers of 8 × 2,048 × 1,024 numbers of 16 bits: a width is 0.3125 GiB, and the parameters with their
+        # moments take 1.40625 GiB. Twenty widths are 0.35 of what 19.264 GiB leave, nine are 0.78 of 5.012.
+        (8, 1024, 10, 19.28, 1, "none"),
+        (8, 1024, 10, 19.24, 1, "dots"),
+        (8, 1024, 10, 5.02, 1, "dots"),
+        (8, 1024, 10, 5.00, 1, "full"),
     ],
 )
 def test_what_is_kept_leaves_room_for_parameters_and_moments(

@@ -1,11 +1,15 @@
 """What processes of a job tell each other decides alike in all of them. `exchange` stands for the other processes."""
 
+import contextlib
 import json
 from types import SimpleNamespace
+from unittest.mock import Mock
 
+import jax
 import pytest
 
 from contexture.train.distributed import processes
+from contexture.train.distributed.agreement import agree_on_run
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.run.folder import write_run_json
 from contexture.train.settings.run import Run
@@ -75,3 +79,33 @@ def test_a_run_is_not_described_by_other_data_than_it_was_started_with(name, tmp
     with pytest.raises(ConfigError, match=f"the {name} is not the one that this run was started with"):
         write_run_json(tmp_path, Run(), tokenizer, data, other)  # pyright: ignore[reportArgumentType]
     assert (tmp_path / "run.json").read_bytes() == written
+
+
+def test_devices_versions_and_options_must_agree_and_places_need_not(monkeypatch):
+    asked: list[dict[str, object]] = []
+    monkeypatch.setattr(processes, "agree", lambda facts, mend, minutes: asked.append(facts))
+    agree_on_run(Run(dir="a"))
+    (facts,) = asked
+    assert facts["devices"] == [jax.devices()[0].device_kind] and facts["optim.peak_lr"] == Run().optim.peak_lr
+    assert facts["the version of jax"] == jax.__version__ and not facts.keys() & {"dir", "data.path", "init.run"}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_job_is_joined_by_its_numbers_or_by_what_jax_finds(monkeypatch, named):
+    """Under SLURM, MPI and on TPU pods no variable is set, and jax finds number and count by itself."""
+    given: dict[str, object] = {}
+    for name, value in (("NUM_PROCESSES", "4"), ("PROCESS_ID", "0"), ("COORDINATOR_ADDRESS", "host:1234")):
+        monkeypatch.setenv(f"JAX_{name}", value) if named else monkeypatch.delenv(f"JAX_{name}", raising=False)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: False)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda **words: given.update(words))
+    monkeypatch.setattr(jax.config, "update", lambda name, value: None)
+    for name in ("divert_native_errors", "answer_aborts"):
+        monkeypatch.setattr(processes.native_aborts, name, lambda *words: None)
+    monkeypatch.setattr(processes.native_aborts, "register_within", lambda seconds: contextlib.nullcontext())
+    monkeypatch.setattr(processes, "threading", SimpleNamespace(Timer=Mock(), Thread=Mock()))
+    monkeypatch.setattr(processes, "_job", SimpleNamespace())
+    monkeypatch.setattr(processes, "_address", lambda: "host:1234")
+    processes.initialize(MeshConfig(distributed=True, startup_minutes=2.0, peer_minutes=1.0))
+    numbers = {"num_processes": 4, "process_id": 0} if named else {"num_processes": None, "process_id": None}
+    times = {"initialization_timeout": 123, "heartbeat_timeout_seconds": 300, "shutdown_timeout_seconds": 60}
+    assert given == {**numbers, **times, "coordinator_bind_address": "host:1234" if named else None}

@@ -7,14 +7,18 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 import contexture
 from contexture.cli import main as cli
 from contexture.train.distributed import processes
 from contexture.train.evaluation import held_out
+from contexture.train.evaluation.predictions import _alternatives
 from contexture.train.evaluation.request import EvaluationRequest
 from tests.helpers.commands import devices, run_command
 from tests.helpers.jobs import evaluate_in_two_processes
@@ -224,3 +228,19 @@ def test_several_processes_read_what_the_first_has_encoded(tmp_path, monkeypatch
         assert first.is_dir()
         monkeypatch.setattr(jax, "process_index", lambda: 0)
     assert not first.exists() and beside.is_dir()
+
+
+@pytest.mark.parametrize(("rows", "choices"), [(6, 2), (3, 1)])
+def test_an_example_of_several_rows_has_all_labels_to_choose_from(rows, choices):
+    """A pair that is read in both orders has two rows, and one answer."""
+    split: Any = SimpleNamespace(kind="classify", choices=choices, labels=("a", "b", "c"))
+    assert _alternatives(np.zeros(rows), split) == [3, 3, 3]
+
+
+def test_a_word_that_was_cut_off_has_no_tag_and_no_score(task_run):
+    run = contexture.open(task_run("tag"))
+    (answer,) = run.predict([["cat"] * 200])
+    read = [tag != "" for tag in answer["predictions"]]
+    kept = sum(read)
+    assert 0 < kept < 200 and read == [True] * kept + [False] * (200 - kept) and answer["truncated"]
+    assert all(score > 0 for score in answer["scores"][:kept]) and not any(answer["scores"][kept:])

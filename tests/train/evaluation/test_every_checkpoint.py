@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttribut
 import contexture
 from contexture.cli import main as cli
 from contexture.data.bucketing import MAX_LENGTHS
+from contexture.data.cancel import NEVER
 from contexture.train.checkpoints import manager, transfer
 from contexture.train.evaluation import evaluate as module
 from contexture.train.evaluation import steps as watch
@@ -79,6 +81,8 @@ def test_every_checkpoint_has_a_row_and_is_evaluated_once(run):
         again = contexture.evaluate(run, step="all")
         assert loaded == [50, 60] == steps_of(first) and again == first
         assert Path(first["results"]) == run / "evaluations" / "checkpoints.jsonl"
+        rows = [json.loads(line) for line in Path(first["results"]).read_text().splitlines()]
+        assert all(row["of"].keys() == {"data", "batch", "threshold", "version"} for row in rows)
         # Other data, another batch, other predictions and another checkpoint have no result yet.
         Path(first["checkpoints"][1]["predictions"]).write_text("{}\n")
         assert contexture.evaluate(run, step="all") == first and loaded[2:] == [60]
@@ -313,3 +317,10 @@ def test_the_event_file_of_a_resumed_run_hides_later_steps_before_it(tmp_path: P
     assert {step: tags["train/loss"] for step, tags in shown.items()} == {
         step: 0.0 if step <= 20 else 20.0 for step in range(1, 51)
     }
+
+
+def test_an_evaluation_that_waits_looks_again_after_a_second(monkeypatch):
+    naps: list[float] = []
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: sum(naps), sleep=naps.append))
+    watch._wait(NEVER)
+    assert sum(naps) == pytest.approx(1.0, abs=0.11) and max(naps) <= 0.1

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from wandb.proto.wandb_internal_pb2 import Record  # pyright: ignore[reportAttributeAccessIssue]
 
 from contexture.train.errors import ConfigError, install_hint
 from contexture.train.loggers import trackers as module
@@ -358,3 +359,16 @@ def test_a_run_on_the_server_goes_on_behind_what_it_has(tmp_path, monkeypatch):
     assert tracker.where == "https://server/runs/7" and tracker.ids == {"run": "abc"}
     assert given["train/*"] == "train/step" and given["dev/*"] == "dev/step"
     assert (given["id"], given["name"], given["config"], given["resume"]) == ("abc", "name", {"seed": 1}, "allow")
+
+
+def test_the_rows_of_a_wandb_file_are_read_and_its_other_records_are_not(tmp_path):
+    row, other = Record(), Record()
+    for key, value in (("train/step", "3"), ("train/loss", "0.25")):
+        row.history.item.add(key=key, value_json=value)
+    row.history.item.add(nested_key=["dev", "step"], value_json="2")
+    other.summary.update.add(key="train/step", value_json="9")
+    file = b":W&B\xe1\xbe\x00"
+    for record in (other, row):
+        data = record.SerializeToString()
+        file += b"\x00" * 4 + len(data).to_bytes(2, "little") + b"\x01" + data
+    assert list(history(_file(tmp_path, file))) == [{"train/step": 3, "train/loss": 0.25, "dev.step": 2}]

@@ -80,6 +80,7 @@ def passages_of_race(folder: Path) -> Table:
 
     Raises: DataError for a folder without passages.
     """
+    # Sorted, so that a question has the same number on every machine.
     files = sorted(folder.rglob("*.txt")) if folder.is_dir() else []
     if not files:
         raise DataError(f"{folder}: holds no passage (*.txt); give a folder of RACE as its publisher ships it")
@@ -102,6 +103,7 @@ def _questions(file: Path) -> list[Row | DataError]:
         answers = content.get("answers") or [None] * len(questions)
         rows: list[Row | DataError] = [
             {"text": f"{question} {passage}", "choices": [*choices], "label": answer}
+            # strict: where a question or an answer is missing, nobody knows which ones belong together.
             for question, choices, answer in zip(questions, options, answers, strict=True)
         ]
         json.dumps(content, ensure_ascii=False).encode()  # half a character would fail much later

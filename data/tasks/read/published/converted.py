@@ -19,6 +19,7 @@ def converted(
 
     Raises: DataError where the table lacks a column that it `needs`.
     """
+    # Before any row is read: a wrong file is one error, and not one for each row.
     columns = table.names or ()
     if missing := [name for name in needs if name not in columns]:
         raise DataError(
@@ -31,6 +32,7 @@ def converted(
             if isinstance(row, DataError):
                 yield number, row
                 continue
+            # Never an error: `separated` has made a DataError of every row whose width is not the header's.
             fields = row if isinstance(row, Mapping) else dict(zip(columns, row, strict=True))
             try:
                 new = convert(fields)
@@ -41,4 +43,5 @@ def converted(
             if new is not None:
                 yield number, new
 
+    # Width 0: the new rows are mappings.
     return Table(table.where, table.head, names, 0, rows())

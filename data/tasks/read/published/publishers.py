@@ -84,6 +84,7 @@ SETS = {
         "train.jsonl and val.jsonl",
         copa,
     ),
+    # GPT-1's code splits the validation file of 2016: 1,497 of its stories to learn from, 374 to validate.
     "roc_stories": PublishedSet(
         "the Story Cloze Test",
         "the University of Rochester (ROCStories, spring 2016; Mostafazadeh et al. 2016)",
@@ -98,6 +99,7 @@ SETS = {
         xnli,
         "language",
     ),
+    # The set of this name in TFDS has no borders of documents. These files have them: lines -DOCSTART-.
     "conll2003_documents": PublishedSet(
         "CoNLL-2003",
         "the shared task of CoNLL-2003, made from the Reuters Corpus (Tjong Kim Sang, De Meulder 2003)",
@@ -129,10 +131,12 @@ class PassageFolder(TextFile):
 
     @property
     def size(self) -> int:
+        # The size of the folder itself says nothing, and callers refuse a source of 0 bytes.
         return sum(file.stat().st_size for file in self.files())
 
     @property
     def parts(self) -> tuple[tuple[str, int, int], ...]:
+        # As a TextFile's, so that a folder and one of its own files, given separately, are known to overlap.
         return tuple((os.path.realpath(file), 0, 1) for file in self.files())
 
     def files(self) -> list[Path]:
@@ -157,6 +161,7 @@ def open_published(name: str) -> TextFile:
             f"{name}: {FOLDER} is not set; {whose}; put {known.files} into a folder {folder}, and set {FOLDER} to the "
             "folder that holds it"
         )
+    # The shell leaves a `~` alone where the variable was set within quotes.
     path = Path(root).expanduser() / inside
     if not path.exists():
         put = Path(root).expanduser() / folder
@@ -171,6 +176,7 @@ def table_of(name: str) -> Table:
     # Only XNLI has parts, its languages.
     if part and not known.parts:
         raise DataError(f"{name}: {known.title} has no part {part!r}; leave it out")
+    # Readers of sets without parts take a path alone.
     return known.read(path, part) if part else known.read(path)
 
 

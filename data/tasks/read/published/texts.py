@@ -14,6 +14,7 @@ from contexture.data.text.lines import decoded_lines
 PAIR = ("premise", "hypothesis", "label")
 _LEAF = re.compile(r"\([0-4] ([^()]+)\)")  # a word may hold a space that does not break
 _TREE = re.compile(r"\(([0-4]) .+\)")
+# The spelling of brackets in the Penn Treebank.
 _BRACKETS = {"-LRB-": "(", "-RRB-": ")"}
 _BETWEEN = "\x02"
 """The separator between characters, and between their tags."""
@@ -48,6 +49,7 @@ def xnli(path: Path, language: str = "") -> Table:
 
     def convert(row: Fields) -> Fields | None:
         pair = {"premise": row["sentence1"], "hypothesis": row["sentence2"], "label": row.get("gold_label")}
+        # Without a part in the file's name, the rows of every language are taken.
         return pair if language in ("", row["language"]) else None
 
     chosen = converted(table, ("language", "sentence1", "sentence2"), PAIR, convert)

@@ -335,3 +335,15 @@ def test_what_an_evaluation_cannot_be_told_is_not_proposed(tmp_path):
     file.write_text(_tsv(*["w1"] * 4))
     with pytest.raises(DataError, match=r"dev\.tsv:9: .*\(4 of 304 rows are odd\)$"):
         encode(TaskConfig(kind="classify", dev=(str(file),)), TOKENIZER, tmp_path / "data", labels=("a", "b"))
+
+
+@pytest.mark.parametrize("row", ["\ta", "w1"])
+def test_one_odd_row_of_hundreds_fails_where_bad_rows_fail(tmp_path, row):
+    with pytest.raises(DataError, match=r"train\.tsv:\d+: "):
+        _encode(tmp_path, _tsv(row), bad_rows="fail")
+
+
+def test_an_empty_text_to_predict_for_is_answered_also_where_bad_rows_fail():
+    report = FileReport("t.tsv", TOKENIZER, every_row=True, bad_rows="fail")
+    report.read_empty(DataError("t.tsv:2: the text is empty"), "t.tsv:2")
+    assert report.empty == 1

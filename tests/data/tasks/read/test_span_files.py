@@ -169,6 +169,7 @@ WRONG_PLACES = [
     ({"text": "cd", "answer_start": 4}, "1: the answer 'cd' is not at character 4 of its context (it is at 3); count"),
     ({"text": "xy", "answer_start": 99}, "1: the answer 'xy' is not at character 99 of its context; count from 0"),
     ({"text": "gh", "answer_start": -2}, "1: the answer 'gh' is not at character -2 of its context (it is at 9)"),
+    ({"text": "xy", "answer_start": 0}, "1: the answer 'xy' is not at character 0 of its context; count from 0"),
     ("xy", "1: the answer 'xy' is not in its context; copy it letter for letter"),
 ]
 GOOD = {"text": "cd", "answer_start": 3}
