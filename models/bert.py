@@ -67,6 +67,7 @@ class BertEmbeddings(nn.Module):
 
     def setup(self) -> None:
         size = self.sizes
+        # Positions are learned rows, not sines: none is there beyond the model's length.
         self.tokens = self.param("tokens", self.kernel_init, (size["V"], size["D"]))
         self.positions = self.param("positions", self.kernel_init, (size["L"], size["D"]))
         self.segments = self.param("segments", self.kernel_init, (size["T"], size["D"]))
@@ -88,6 +89,7 @@ class BertEmbeddings(nn.Module):
         positions_BLD = position_LD[None, :L] if positions_BL is None else position_LD[positions_BL]
         # One-hot times table instead of a gather, as in the original (modeling.py, embedding_postprocessor): with so
         # few rows the product is faster, and so is its gradient.
+        # A model with one type of segment reads both texts of a pair as that one.
         segments_BL = jnp.minimum(segments_BL, self.sizes["T"] - 1)
         one_hot_BLT = jax.nn.one_hot(segments_BL, self.sizes["T"], dtype=self.segments.dtype)
         segments_BLD = jnp.einsum("BLT,TD->BLD", one_hot_BLT, gathered(self.segments, "TD", "T_"))
@@ -115,6 +117,7 @@ class Block(nn.Module):
     ) -> jax.Array:
         # In a scan the layer's number is an array, and so is the site: one program draws every layer's own masks.
         rate, site = self.config.dropout, layer * _SITES_PER_LAYER
+        # Dropout falls on what is added, before the sum and its norm (modeling.py, transformer_model).
         new_BLD = self.attention(x_BLD, mask, dropout_key, site + _ATTENTION)
         x_BLD = self.attention_norm(x_BLD + dropout(new_BLD, rate, dropout_key, site + _AFTER_ATTENTION))
         new_BLD = self.ffn(x_BLD)
@@ -185,6 +188,7 @@ class MaskedLmHead(nn.Module):
         # Only the P masked positions pass through the head: with 15 % masked, logits over all L would be seven times
         # as many.
         x_BPD = jnp.take_along_axis(encoding.hidden_BLD, batch["slots"][:, :, None], axis=1)
+        # A layer of the head's own before the softmax, as in the original (get_masked_lm_output).
         x_BPD = Linear("BPD,D_->BP_", self.sizes, self.kernel_init, self.dtype, name="transform")(x_BPD)
         x_BPD = Norm(self.eps, self.dtype, name="norm")(ACTIVATIONS[self.activation](x_BPD))
         # The original's output_bias: one number a word, also where the table is tied.

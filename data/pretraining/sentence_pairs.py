@@ -173,7 +173,6 @@ class SentencePairs:
         generator = random.Random()
         # Methods bound once: the loop below goes over the whole text in every epoch.
         seed_generator, uniform, random_bits = generator.seed, generator.random, generator.getrandbits
-        # max_num_tokens: [CLS] and two [SEP] take three places.
         max_tokens, documents, bounds = self.length - 3, self.split.documents, self.split.document
         epoch_key = rng.key(rng.DOCUMENT, self.seed, e)
         short_fraction = self.short_fraction

@@ -256,7 +256,7 @@ def test_masks_of_a_seed_stay_what_they_are():
     assert random_word(start[0], stride[0], columns).tolist() == [2380364237, 2901698789, 2245891262, 1413862597]
 
 
-def test_the_dropouts_of_heads_share_no_site_with_each_other_or_with_a_backbone():
+def test_the_dropouts_of_heads_and_backbones_share_no_site():
     sites = [sampled_softmax.SITE, tasks.SITE, layer_mix.SITE]
     # A backbone has at most 3 · layers + 1 sites, a head of its own 4 and one for each layer of its LSTM.
     for lower, higher in pairwise([0, *sites]):
