@@ -82,10 +82,7 @@ def prepare(
     # Before anything is read: tokenising may take hours, and the folder may be taken.
     check_free(Path(to))
     to = Path(os.path.realpath(to))
-    train = expand(config.path, "data.path")
-    dev = expand(config.dev, "data.dev") if config.dev else []
-    if both := shared([*train, *dev]):
-        raise DataError(f"{both}: data.dev names a {both.kind} that data.path holds too; keep held-out text apart")
+    train, dev = _apart(config)
     total = sum(source.size for source in train + dev)
     done = 0
 
@@ -111,6 +108,15 @@ def prepare(
             writer.close()
             raise
     return Shards.open(to)
+
+
+def _apart(config: DataConfig) -> tuple[list[Source], list[Source]]:
+    """Returns the sources to train on and those held out. Raises: DataError for a source that is both."""
+    train = expand(config.path, "data.path")
+    dev = expand(config.dev, "data.dev") if config.dev else []
+    if both := shared([*train, *dev]):
+        raise DataError(f"{both}: data.dev names a {both.kind} that data.path holds too; keep held-out text apart")
+    return train, dev
 
 
 class _Writer:
