@@ -265,6 +265,28 @@ def test_what_a_configuration_leaves_out_has_the_librarys_value(read):
     assert {name: getattr(config, name) for name in _LEFT_OUT[read]} == _LEFT_OUT[read]
 
 
+_GPT_GIVEN = {"vocab_size": 11, "n_positions": 12, "n_layer": 3, "n_embd": 8, "n_head": 2, "layer_norm_epsilon": 1e-3,
+              "resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.3}  # fmt: skip
+_GPT_READ = {"vocab": 11, "length": 12, "layers": 3, "hidden": 8, "heads": 2, "eps": 1e-3, "dropout": 0.2,
+             "attention_dropout": 0.3, "head_dropout": 0.2}  # fmt: skip
+_GIVEN = {
+    _bert: ({"vocab_size": 11, "max_position_embeddings": 12, "num_hidden_layers": 3, "hidden_size": 8,
+             "num_attention_heads": 2, "intermediate_size": 16, "type_vocab_size": 3, "hidden_act": "gelu_new",
+             "layer_norm_eps": 1e-3, "hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3},
+            {"vocab": 11, "length": 12, "layers": 3, "hidden": 8, "heads": 2, "ffn": 16, "segments": 3,
+             "gelu": "tanh", "eps": 1e-3, "dropout": 0.2, "attention_dropout": 0.3}),
+    _gpt2: ({**_GPT_GIVEN, "n_inner": 16, "activation_function": "gelu"}, {**_GPT_READ, "ffn": 16, "gelu": "erf"}),
+    _gpt1: ({**_GPT_GIVEN, "afn": "relu"}, {**_GPT_READ, "ffn": 32, "gelu": "relu"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("read", _GIVEN, ids=lambda read: read.__name__.strip("_"))
+def test_what_a_configuration_holds_is_read_by_its_name(read):
+    given, expected = _GIVEN[read]
+    config = read(Path("config.json"), given, *([] if read is _bert else [[]]))
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
 def test_each_name_of_gelu_is_one_formula():
     exact = {"gelu": "erf", "gelu_python": "erf", "relu": "relu"}
     assert exact | dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "tanh") == _GELU

@@ -94,6 +94,13 @@ def test_a_word_that_the_figures_font_lacks_is_no_warning(here: Path):
     json_of("senses", RUN, "--word", "猫", "--input", "other.txt", "--to", "a.png")
 
 
+def test_more_senses_than_there_are_markers_are_drawn(here: Path):
+    (here / "six.tsv").write_text("text\tsense\n" + "".join(f"the cat {n} sees\tsense {n // 2}\n" for n in range(12)))
+    got = json_of("senses", RUN, "--word", "cat", "--input", "six.tsv", "--to", "six.svg")
+    drawn = (here / "six.svg").read_text()
+    assert len(got["senses"]) == 6 and all(f"sense {n}" in drawn for n in range(6))
+
+
 def _data(page: str) -> dict:
     (block,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
     return json.loads(block)

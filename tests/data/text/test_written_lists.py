@@ -40,6 +40,8 @@ def test_lists_come_back_from_what_numpy_writes(words: list[str]):
 )  # fmt: skip
 def test_a_sentence_in_brackets_is_no_list(text: str, numbers: bool, items: list[str | None] | None):
     assert written_list(text, numbers=numbers) == items
+    if not numbers:  # as of a text, unless it is said otherwise
+        assert written_list(text) == items
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from contexture.models.sharding import DEVICE_MEMORY
 from contexture.train.plan.chips import CHIPS
 
 FILE = Path(__file__).parents[2] / "golden" / "chips.json"
@@ -21,6 +22,21 @@ def facts() -> dict[str, dict[str, Any]]:
 def test_every_chip_is_as_it_is_written_down():
     message = "write them again by `python -m tests.train.plan.test_chip_facts`"
     assert facts() == json.loads(FILE.read_text("utf-8")), message
+
+
+KINDS = {
+    **{"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p", "TPU v6 lite": "v6e"},
+    **{"NVIDIA A100-SXM4-40GB": "a100-40g", "NVIDIA A100-SXM4-80GB": "a100", "NVIDIA H100 80GB HBM3": "h100"},
+    "NVIDIA H200": "h200",
+}
+
+
+def test_a_device_at_hand_has_the_memory_of_its_plan():
+    """By what jax calls it; a little less, since a runtime keeps some."""
+    assert DEVICE_MEMORY.keys() == KINDS.keys()
+    for kind, name in KINDS.items():
+        planned = CHIPS[name].memory / 2**30
+        assert 0.97 * planned <= DEVICE_MEMORY[kind] <= planned + 0.01, kind
 
 
 if __name__ == "__main__":

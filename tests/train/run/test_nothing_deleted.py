@@ -3,15 +3,18 @@
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+import contexture
 from contexture.cli import main as cli
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.storage import atomic_file, atomic_folder, move_aside, partial_of
 from contexture.data.tokenizers.registry import learn
+from contexture.train.run import folder as folders
 from contexture.train.run.report import read_metrics
 from tests.conftest import TINY
 from tests.helpers.commands import run_command
@@ -247,3 +250,23 @@ def test_a_prepare_that_was_killed_is_named(tmp_path, text_folder, capsys):
     assert f"{tmp_path / '.shards.0123abcd.partial'} is what a preparation that was killed has left" in (
         capsys.readouterr().err
     )
+
+
+def test_what_a_run_holds_is_known_as_a_runs(task_run, tmp_path):
+    """By these names a later start moves aside what was in its way, and removes what a kill has left half written."""
+    run = shutil.copytree(task_run("classify"), tmp_path / "run")
+    contexture.evaluate(run)
+    around = {"run.json", "lock", folders.LOG, folders.INPUTS}
+    assert {path.name for path in run.iterdir()} - around <= {*folders._OF_A_RUN}
+    assert {"evaluations", "checkpoints", "loss.svg", "metrics.jsonl"} <= {path.name for path in run.iterdir()}
+
+
+def test_a_folder_that_was_replaced_counts_although_the_old_one_stays(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file").write_text("old")
+    refuse = Mock(side_effect=OSError("busy"))
+    with atomic_folder(tmp_path / "a", overwrite=True) as part:
+        (part / "file").write_text("new")
+        monkeypatch.setattr("os.rmdir", refuse)
+    monkeypatch.undo()
+    assert (tmp_path / "a" / "file").read_text() == "new" and refuse.called
