@@ -48,3 +48,5 @@ def test_the_weights_of_the_last_four_layers_have_those_layers_numbers(tmp_path:
     draw(mixes, tmp_path / "layers.svg")
     drawn = (tmp_path / "layers.svg").read_text()
     assert "(input)" in drawn and "(input, layers 2 to 5)" in drawn
+    legend = [name for name in ("words", "layer 0", "layer 1", "layer 5", "layer 6") if f"<!-- {name} -->" in drawn]
+    assert legend == ["words", "layer 1", "layer 5"]

@@ -63,6 +63,14 @@ def test_what_is_read_is_what_was_saved(tmp_path, mesh):
         close(got, expected, tolerance=0.0)
 
 
+def test_what_a_killed_process_was_writing_is_removed_and_nothing_else(tmp_path, mesh):
+    for name in ("7.orbax-checkpoint-tmp-12", "8.orbax-checkpoint-tmp", "mine"):
+        (tmp_path / "checkpoints" / name / "state").mkdir(parents=True)
+    _saved(tmp_path, mesh)
+    left = {path.name for path in (tmp_path / "checkpoints").iterdir() if not path.name.isdigit()}
+    assert left == {"mine"}
+
+
 @pytest.mark.parametrize("item", ["digest", "meta"])
 def test_a_word_changed_in_a_description_falls_back_to_the_step_before(tmp_path, mesh, item):
     """Also where the JSON still parses, and where an earlier checkpoint was deleted from damaged/."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from contexture.models.sharding import DEVICE_MEMORY
-from contexture.train.plan.chips import CHIPS
+from contexture.train.plan.chips import _OTHER_NAMES, CHIPS
 
 FILE = Path(__file__).parents[2] / "golden" / "chips.json"
 
@@ -22,6 +22,10 @@ def facts() -> dict[str, dict[str, Any]]:
 def test_every_chip_is_as_it_is_written_down():
     message = "write them again by `python -m tests.train.plan.test_chip_facts`"
     assert facts() == json.loads(FILE.read_text("utf-8")), message
+
+
+def test_every_name_of_clouds_and_drivers_is_of_a_chip():
+    assert {*_OTHER_NAMES.values()} <= CHIPS.keys() and not _OTHER_NAMES.keys() & CHIPS.keys()
 
 
 KINDS = {
