@@ -33,7 +33,7 @@ def recipe(name: str) -> Run:
     Raises:
         ConfigError: when there is no such recipe, or the function returns no run.
     """
-    if is_own(name):
+    if isinstance(name, str) and is_own(name):
         return own_recipe(name)
     return _find(name, recipes(), "recipe")
 
@@ -44,6 +44,8 @@ def task(name: str) -> Run:
 
 
 def _find(name: str, known: dict[str, Recipe], what: str) -> Run:
+    if not isinstance(name, str):
+        raise ConfigError(f"{name!r} is no name of a {what}; `contexture recipes` lists them")
     if name not in known:
         usual = _usual_name(name)
         hint = f" (did you mean {usual}?)" if usual in known else did_you_mean(name, known)

@@ -1,5 +1,8 @@
-"""The better direction of each metric, lower or higher, and the rank by which the best checkpoint is chosen."""
+"""The better direction of each metric, lower or higher, the rank by which the best checkpoint is chosen, and the best
+evaluation so far."""
 
+import dataclasses
+import math
 from typing import Literal
 
 BETTER: dict[str, Literal["lower", "higher"]] = {
@@ -24,3 +27,21 @@ BETTER: dict[str, Literal["lower", "higher"]] = {
 def rank(metric: str, value: float) -> float:
     """Returns a metric's rank, the lower the better. Raises KeyError for a metric that is not in BETTER."""
     return value if BETTER[metric] == "lower" else -value
+
+
+@dataclasses.dataclass
+class Best:
+    """The best evaluation so far, and the number of evaluations after it."""
+
+    metric: str = "loss"
+    rank: float | None = None
+    step: int = 0
+    evals_without_improvement: int = 0
+
+    def update(self, step: int, rank: float) -> None:
+        """Takes the evaluation of a step. Ties go to the earlier step; NaN is never better."""
+        # A step that ties has not improved: patience counts it.
+        if math.isfinite(rank) and (self.rank is None or rank < self.rank):
+            self.rank, self.step, self.evals_without_improvement = rank, step, 0
+        else:
+            self.evals_without_improvement += 1

@@ -12,8 +12,9 @@ from contexture.models.layers.stacked import unstack_layers
 from contexture.train.checkpoints.manager import Checkpoints
 from contexture.train.distributed import processes
 from contexture.train.errors import Diverged
-from contexture.train.evaluation.best import Best, value_to_minimise
+from contexture.train.evaluation.best import value_to_minimise
 from contexture.train.evaluation.evaluate import evaluate
+from contexture.train.metric_directions import Best
 from contexture.train.optim.lora import merged
 from contexture.train.run.plots import LiveLossFigure
 from contexture.train.run.report import Report

@@ -15,10 +15,10 @@ from contexture.data.describe import describe as describe_row
 from contexture.models.config import TransformerConfig
 from contexture.models.shapes import by_path, dims_of
 from contexture.train import mesh as meshes
-from contexture.train.evaluation.best import NO_CHECKPOINT, Best
+from contexture.train.evaluation.best import NO_CHECKPOINT
 from contexture.train.evaluation.evaluate import report_odd
 from contexture.train.families import FAMILIES
-from contexture.train.metric_directions import rank
+from contexture.train.metric_directions import Best, rank
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.optim.lora import ADAPTERS, describe_parameters
 from contexture.train.run.folder import as_option

@@ -16,7 +16,8 @@ from contexture.models.shapes import by_path, path_of
 from contexture.train import mesh as meshes
 from contexture.train import programs
 from contexture.train.errors import ConfigError
-from contexture.train.evaluation.best import Best, unigram_baseline, value_to_minimise
+from contexture.train.evaluation.best import unigram_baseline, value_to_minimise
+from contexture.train.metric_directions import Best
 from contexture.train.objectives import OBJECTIVES, batch_fields, cross_entropy
 from contexture.train.programs import step_settings, without_step_settings
 from contexture.train.run.throughput import activation_floats

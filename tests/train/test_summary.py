@@ -11,7 +11,7 @@ import pytest
 from contexture.cli.parse import parse
 from contexture.data.config import TaskConfig
 from contexture.models.config import BertConfig
-from contexture.train.evaluation.best import Best
+from contexture.train.metric_directions import Best
 from contexture.train.run.folder import as_option
 from contexture.train.settings.run import Run
 from contexture.train.settings.run_file import difference

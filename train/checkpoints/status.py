@@ -6,11 +6,11 @@ Needs no jax, and reads the ends of files only, so it answers at once for a run 
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import TypedDict
 
 from contexture.train.checkpoints.meta import read_meta
 from contexture.train.errors import CheckpointError
-from contexture.train.metric_directions import rank
+from contexture.train.metric_directions import Best, rank
 from contexture.train.run.folder import holder_of, steps
 from contexture.train.run.progress import duration
 from contexture.train.run.report import Record, parse_record
@@ -21,15 +21,6 @@ _BLOCK = 1 << 16
 
 
 # The fields of evaluation.best.Best.
-class _Best(NamedTuple):
-    """The best evaluation so far, as a checkpoint stores it. rank: the lower the better."""
-
-    metric: str = "loss"
-    rank: float | None = None
-    step: int = 0
-    evals_without_improvement: int = 0
-
-
 class RunStatus(TypedDict):
     """The state of a run. Numbers that are not known are None.
 
@@ -76,7 +67,7 @@ def status(folder: Path) -> RunStatus:
     step = max([train.get("step", 0), *saved])
     # Whoever holds the folder's lock is training; without a holder the run is done or waits to be resumed.
     total, process = record.total_steps or run.steps or None, holder_of(folder)
-    best = _best(folder, saved[-1]) if saved else _Best()
+    best = _best(folder, saved[-1]) if saved else Best()
     # Patience has ended in the newest checkpoint, before the last step.
     early = bool(saved) and saved[-1] != total and 0 < run.evaluate.patience <= best.evals_without_improvement
     # metrics.jsonl may have the last step before its checkpoint is saved; a killed run then resumes from an older one.
@@ -107,14 +98,12 @@ def status(folder: Path) -> RunStatus:
     }
 
 
-def _best(folder: Path, step: int) -> _Best:
+def _best(folder: Path, step: int) -> Best:
     """Returns the best evaluation up to a checkpoint, as it stores that; an empty one where it is damaged."""
     try:
-        kept = read_meta(folder / "checkpoints" / str(step)).get("best", {})
+        return Best(**read_meta(folder / "checkpoints" / str(step)).get("best", {}))
     except CheckpointError:
-        kept = {}
-    waited = kept.get("evals_without_improvement", 0)
-    return _Best(kept.get("metric", "loss"), kept.get("rank"), kept.get("step", 0), waited)
+        return Best()
 
 
 def describe_status(now: RunStatus) -> str:

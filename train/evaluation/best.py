@@ -1,7 +1,5 @@
 """The best evaluation so far, and the unigram baseline."""
 
-import dataclasses
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -50,24 +48,6 @@ def value_to_minimise(metric: str, figures: dict[str, float]) -> float:
             f"evaluate.metric={metric} has no direction, lower or higher, in which it is better; choose one of {known}"
         )
     return metrics.rank(metric, figures[metric])
-
-
-@dataclasses.dataclass
-class Best:
-    """The best evaluation so far, and the number of evaluations after it."""
-
-    metric: str = "loss"
-    rank: float | None = None
-    step: int = 0
-    evals_without_improvement: int = 0
-
-    def update(self, step: int, rank: float) -> None:
-        """Takes the evaluation of a step. Ties go to the earlier step; NaN is never better."""
-        # A step that ties has not improved: patience counts it.
-        if math.isfinite(rank) and (self.rank is None or rank < self.rank):
-            self.rank, self.step, self.evals_without_improvement = rank, step, 0
-        else:
-            self.evals_without_improvement += 1
 
 
 def note_better(records: Iterable[Mapping[str, Any]], metric: str, best: int, saved: Iterable[int]) -> str | None:

@@ -17,9 +17,10 @@ from contexture.train import metric_directions as metrics
 from contexture.train.checkpoints.transfer import model_of
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation import task_metrics
-from contexture.train.evaluation.best import Best, note_better, unigram_baseline, value_to_minimise
+from contexture.train.evaluation.best import note_better, unigram_baseline, value_to_minimise
 from contexture.train.evaluation.evaluate import measured
 from contexture.train.evaluation.predictions import metric_names
+from contexture.train.metric_directions import Best
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes, objective_of
 from contexture.train.plan.chips import CHIPS
 from contexture.train.run import throughput

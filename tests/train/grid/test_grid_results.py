@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from contexture.grid_search import make_grid
 from contexture.overrides import with_options
-from contexture.train.evaluation.best import Best, value_to_minimise
+from contexture.train.evaluation.best import value_to_minimise
 from contexture.train.grid.results import deciding_record, deciding_step, results, spreads
+from contexture.train.metric_directions import Best
 from contexture.train.settings.run_file import RunRecord, write
 from tests.train.checkpoints.json_checkpoints import write_meta
 from tests.train.grid.test_grid_folder import BASE
