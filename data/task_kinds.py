@@ -120,4 +120,6 @@ that a word is read by; valid is 0 where an example only fills up a batch."""
 
 def kinds_with(option: str) -> tuple[str, ...]:
     """Returns the kinds that an option of a task has a meaning for."""
-    return tuple(name for name, kind in KINDS.items() if option in kind.options)
+    kinds = tuple(name for name, kind in KINDS.items() if option in kind.options)
+    assert kinds, f"no kind of task has an option {option}"
+    return kinds

@@ -11,6 +11,8 @@ from typing import cast
 import jax
 from jax.sharding import PartitionSpec
 
+from contexture.models.shapes import LETTERS
+
 GIB = 2**30
 MESH_AXES = ("data", "fsdp", "tensor")
 # The mesh axes that may shard each letter, in order of preference. B and R: data parallelism. V, H, F and U: tensor
@@ -144,6 +146,8 @@ def constrain(x: jax.Array, dims: str) -> jax.Array:
     The partitioner propagates shardings from parameters and batch by itself. Constraints are for where its guess is
     bad: after gathers from tables, at a loop's carry, and where a loss is computed in chunks.
     """
+    # On one device too, where dims say nothing: wrong ones would show on a mesh alone.
+    assert len(dims) == x.ndim and LETTERS.issuperset(dims), f"an array of shape {x.shape} has no dims {dims}"
     mesh = jax.sharding.get_abstract_mesh()
     # Without a mesh there is no axis to name, and on one device there is nothing to divide.
     if mesh.empty or mesh.size == 1:
