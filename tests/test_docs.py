@@ -157,3 +157,25 @@ def test_the_pages_file_of_settings_trains(settings_commands, text_folder):
     shutil.copytree(text_folder, "text")
     done(*settings_commands[1], *"--model.vocab 150 --model.ffn 16 --batch 4".split())
     assert read(Path("runs/mine")).run.steps == 10
+
+
+ROADS = {
+    "From a text to BERT's loss": 18,
+    "From a labelled row to its metric": 18,
+    "From a text to its vector": 8,
+    "From `--optim.peak-lr` to an update": 8,
+}
+"""The most files that a reader opens on each road through the code."""
+
+
+def test_the_roads_through_the_code_are_short_and_there():
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8").partition("## Four roads")[2]
+    found = dict(section.split("\n", 1) for section in page.split("### ")[1:])
+    assert found.keys() == ROADS.keys()
+    for name, text in found.items():
+        rows = re.findall(r"^\| `([\w/]+\.py)` \| `(\w+)` \|", text, re.M)
+        assert len({file for file, _ in rows}) == len(rows) <= ROADS[name], name
+        assert len(rows) == text.count("\n| `"), name
+        for file, function in rows:
+            defined = re.findall(r"^ *(?:def|class) (\w+)", (ROOT / file).read_text("utf-8"), re.M)
+            assert function in defined, (name, file, function)
