@@ -45,7 +45,9 @@ def task(name: str) -> Run:
 
 def _find(name: str, known: dict[str, Recipe], what: str) -> Run:
     if not isinstance(name, str):
-        raise ConfigError(f"{name!r} is no name of a {what}; `contexture recipes` lists them")
+        raise ConfigError(
+            f"a {what} is named by a string, not by {type(name).__name__}; `contexture recipes` lists them"
+        )
     if name not in known:
         usual = _usual_name(name)
         hint = f" (did you mean {usual}?)" if usual in known else did_you_mean(name, known)

@@ -68,8 +68,8 @@ class DataConfig:
     short_fraction: float = 0.1
     """The share of documents that is cut into shorter sequences (short_seq_prob)."""
     word_types: int = 0
-    """How many distinct words of a batch of an ELMo have room, three of them special; the table is doubled for a batch
-    with more. 0 is as many as there could be."""
+    """Rows of the table of a batch's distinct words (ELMo), three of them special; doubled for a batch with more.
+    0: as many as there could be."""
     features: Literal["disk", "off"] = "disk"
     """Where the outputs of a frozen backbone are kept. disk: in the run's folder, computed once for all steps. off:
     nowhere, computed for each step."""

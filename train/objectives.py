@@ -41,7 +41,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class NoLoss:
-    """The objective (`train.objectives.Objective`) of static vectors, which have no pretraining: no heads, no terms."""
+    """The objective (`Objective`) of static vectors, which have no pretraining: no heads, no terms."""
 
     heads: tuple[str, ...] = ()
     terms: dict[str, float] = field(default_factory=dict)

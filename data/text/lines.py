@@ -75,7 +75,7 @@ def _raw_lines(path: Path, seen: Seen, cut_long: bool, most: int) -> Iterator[tu
             if first:  # a byte order mark
                 piece, first = piece.removeprefix(b"\xef\xbb\xbf"), False
             rest += piece
-            if not cut_long and len(rest) > most:
+            if not cut_long and len(rest) > most and len(rest.rstrip(b"\r\n")) > most:
                 raise DataError(
                     f"{path}:{number}: a line of more than {most:,} bytes; break it into lines, or check that the file "
                     "is what its name says"

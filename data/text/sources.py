@@ -175,8 +175,8 @@ def expand(paths: str | Path | Iterable[str | Path], what: str = "data.path") ->
 
 
 def check_beginnings(sources: Iterable[Source]) -> None:
-    """Reads the first lines of each text file, 64 Ki characters: a file in another encoding shows there, or without the
-    column "text".
+    """Reads the first lines of each text file, 64 Ki characters: another encoding, or a table without the column
+    "text", shows there.
 
     Raises: DataError as `TextFile.documents`.
     """

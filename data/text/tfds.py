@@ -122,7 +122,7 @@ class Split:
         import tensorflow_datasets as tfds
 
         texts = [name for name, feature in self.features.items() if isinstance(feature, tfds.features.Text)]
-        # A set may have other texts too, as titles.
+        # A set may have other texts too, such as titles.
         if "text" in texts:
             return "text"
         if len(texts) != 1:

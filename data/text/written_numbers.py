@@ -10,7 +10,7 @@ import re
 _NUMBER = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|nan|inf(?:inity)?)", re.ASCII | re.IGNORECASE)
 # 18 digits are below 2**63, so the number fits i64. A longer row of digits is no count and no place.
 _WHOLE = re.compile(r"\d{1,18}", re.ASCII)
-# The blanks of a cell. `strip` without an argument would also drop Unicode's, as U+00A0.
+# The blanks of a cell. `strip` without an argument would also drop Unicode's, such as U+00A0.
 _SPACES = " \t\r\n"
 
 

@@ -112,7 +112,7 @@ def test_a_task_is_learned_from_rows_in_memory(tmp_path):
         ("classify", {"text": ["a"], "label": []}, "the columns differ in length"),
         ("classify", [{"text": {1, 2}, "label": "x"}], "row 0: cannot be written as JSON"),
         ("classifies", TRAIN, "there is no task 'classifies' (did you mean classify?)"),
-        ({"train": TRAIN}, TRAIN, " is no name of a task; `contexture recipes` lists them"),
+        ({"train": TRAIN}, TRAIN, "a task is named by a string, not by dict; `contexture recipes` lists them"),
         ("classify", "nowhere.tsv", "nowhere.tsv: task.train names no such file"),
     ],
 )
@@ -151,5 +151,8 @@ def test_a_random_start_trains_the_backbone_too(tmp_path, monkeypatch, random):
 
 @pytest.mark.parametrize("name", [5, None, ["bert.tiny"], {"name": "bert.tiny"}])
 def test_what_is_no_name_of_a_recipe_is_one_clear_line(name):
-    with pytest.raises(contexture.ConfigError, match="is no name of a recipe; `contexture recipes` lists them"):
+    with pytest.raises(
+        contexture.ConfigError,
+        match="^a recipe is named by a string, not by [a-zA-Z]+; `contexture recipes` lists them$",
+    ):
         contexture.recipe(name)

@@ -86,7 +86,7 @@ def test_sentences_end_where_the_plain_pattern_says(monkeypatch: pytest.MonkeyPa
     letters = list(".!?…。！？\"')”’」 \n\t\u3000aA1,-")
     texts = ["".join(rng.choices(letters, k=rng.randint(0, 12))) + "x" for _ in range(30_000)]
     split = [sentences(text) for text in texts]
-    monkeypatch.setattr("contexture.data.text.lines._END", _PLAIN)
+    monkeypatch.setattr("contexture.data.text.lines._SENTENCE_END", _PLAIN)
     assert split == [sentences(text) for text in texts]
     assert sum(map(len, split)) > 1.2 * len(split)
 

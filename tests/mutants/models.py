@@ -285,7 +285,7 @@ MODELS = (
         ("mesh.odd-vocabulary-whole", "passed_on += (axis,)", "passed_on += ()",
          "models/test_shapes.py::test_an_array_is_cut_by_its_letters"),
         ("mesh.a-table-s-gradient-whole-to-all", 'PartitionSpec("data", *spec)', 'PartitionSpec("data")',
-         "models/layers/test_embeddings.py::test_copies_of_the_model_exchange_a_part_of_a_tables_gradient"),
+         "models/layers/test_lookup.py::test_copies_of_the_model_exchange_a_part_of_a_tables_gradient"),
     ),
     *mutants_of(
         "models/shapes.py",

@@ -20,7 +20,6 @@ _BLOCK = 1 << 16
 """Bytes of metrics.jsonl that are read at a time, from its end."""
 
 
-# The fields of evaluation.best.Best.
 class RunStatus(TypedDict):
     """The state of a run. Numbers that are not known are None.
 
@@ -102,7 +101,7 @@ def _best(folder: Path, step: int) -> Best:
     """Returns the best evaluation up to a checkpoint, as it stores that; an empty one where it is damaged."""
     try:
         return Best(**read_meta(folder / "checkpoints" / str(step)).get("best", {}))
-    except CheckpointError:
+    except (CheckpointError, TypeError):  # damaged, or of another version, which kept other fields
         return Best()
 
 

@@ -1,4 +1,4 @@
-"""The best evaluation so far, and the unigram baseline."""
+"""A metric as a value to minimise, a note on a better step, and the unigram baseline."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -98,7 +98,7 @@ def widest_window(tokens: int, windows: Sequence[tuple[int, int]]) -> I64:
     first of equals (run_squad.py, _check_is_max_context)."""
     best, scores = np.zeros(tokens, np.int64), np.full(tokens, -np.inf)
     for number, (first, size) in enumerate(windows):
-        # By its place: so many tokens are to the left of a token, and size - 1 - left to its right.
+        # A token's place in the window is the number of tokens to its left; size - 1 - left are to its right.
         left = np.arange(size)
         score = np.minimum(left, size - 1 - left) + 0.01 * size
         inside = slice(first, first + size)

@@ -47,8 +47,10 @@ def cut_words(
     ]
     # Each distinct word is encoded once.
     # With the origin of the first sentence that holds it, for an error.
-    backwards = reversed([*zip(examples, written, strict=True)])
-    where = {word: example.origin for example, words in backwards for word in words}
+    where: dict[str, str] = {}
+    for example, words in zip(examples, written, strict=True):
+        for word in words:
+            where.setdefault(word, example.origin)
     pieces = dict(zip(where, encode_checked(list(where), list(where.values()), tokenizer), strict=True))
     unknown = unknown_ids(tokenizer)
     sequences: list[list[int]] = []

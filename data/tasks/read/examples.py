@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 CHUNK = 4096
 """Most examples that are encoded together."""
-# A few long texts fill as much memory as many short ones, and as tokens they take many times more.
+# A few long texts fill as much memory as many short ones; their tokens take many times more.
 CHUNK_CHARACTERS = 1 << 24
 """Characters after which fewer are."""
 

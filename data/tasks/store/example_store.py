@@ -348,7 +348,7 @@ class ExampleStore:
 
     def _split(self, name: str) -> ExampleSplit:
         counts, token = self.index["splits"][name], np.dtype(self.index["dtype"])
-        # One tag for each token, -1 for most: both files are read by the same places.
+        # One tag for each token, -1 where no word is read: both files are read by the same places.
         tags = Column(File(self.folder / f"{name}-tags.bin"), np.dtype("<i4")) if self.kind == "tag" else None
         return ExampleSplit(
             self.kind,

@@ -99,7 +99,7 @@ SETS = {
         xnli,
         "language",
     ),
-    # The set of this name in TFDS has no borders of documents. These files have them: lines -DOCSTART-.
+    # TFDS's conll2003 has no borders of documents. These files have them: lines -DOCSTART-.
     "conll2003_documents": PublishedSet(
         "CoNLL-2003",
         "the shared task of CoNLL-2003, made from the Reuters Corpus (Tjong Kim Sang, De Meulder 2003)",

@@ -18,10 +18,13 @@ from contexture.data.layouts import bert_texts
 from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches, sequence_length
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tasks.encode.example_tokens import encode_chunk, in_memory, same_shape
+from contexture.data.tasks.encode.word_alignment import cut_words
 from contexture.data.tasks.read import examples as task_examples
 from contexture.data.tasks.read.examples import Pair, Tagged, Text
+from contexture.data.tasks.read.file_report import FileReport
 from contexture.data.tasks.read.labels import Labels, class_weights
 from contexture.data.tasks.store.example_store import ExampleStore, sha256_of
+from contexture.data.tokenizers.char_level import Characters
 from contexture.data.tokenizers.wordpiece import WordPiece
 from tests.helpers.slow_pairs import vocabulary
 
@@ -259,3 +262,18 @@ def test_examples_that_are_read_in_parts_are_the_same_examples(tmp_path, monkeyp
         files.append({file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())})
         files[-1].pop("index.json")  # which names the folder's own files of examples
     assert files[0] == files[1] and len(files[0]) >= 2
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "sentences", "first"),
+    [
+        (Characters(list("ab ")), ["a \ud800", "\ud800 b"], "f:1"),
+        (Characters(list("ab ")), ["a", "b", "\udc00 \ud800", "\ud800"], "f:3"),
+        (WordPiece([*vocabulary(), "a"], True), ["a \ud800", "a", "\ud800"], "f:1"),
+    ],
+)
+def test_the_first_sentence_with_a_word_that_is_no_text_is_named(tokenizer, sentences, first):
+    """Also where words have a space before them within a sentence alone, and so are others at its beginning."""
+    tagged = [Tagged(tuple(text.split()), None, f"f:{n}") for n, text in enumerate(sentences, 1)]
+    with pytest.raises(DataError, match=f"^{first}: half a character"):
+        cut_words(tagged, tokenizer, FileReport("f", tokenizer), "sentence")
