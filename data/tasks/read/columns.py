@@ -328,14 +328,6 @@ class _Names:
         return DataError(f"{self.table.head}: {listed(columns)} may each be the {role}; name it with --task.{option}")
 
 
-def is_quoted(cell: object) -> bool:
-    """Returns whether a field of a *.tsv looks quoted as in a *.csv: in double quotes, those within it doubled."""
-    if not isinstance(cell, str):
-        return False
-    # Within quotes a quote is doubled; a single one ends the field.
-    return len(cell) > 2 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")
-
-
 @dataclass(frozen=True)
 class RowReader:
     """Makes an Example of one row."""

@@ -129,3 +129,11 @@ class FileReport:
 
 def _times(count: int, one: str, more: str = "") -> str:
     return f"{count:,} {one if count == 1 else more or one + 's'}"
+
+
+def is_quoted(cell: object) -> bool:
+    """Returns whether a field of a *.tsv looks quoted as in a *.csv: in double quotes, those within it doubled."""
+    if not isinstance(cell, str):
+        return False
+    # Within quotes a quote is doubled; a single one ends the field.
+    return len(cell) > 2 and cell[0] == cell[-1] == '"' and '"' not in cell[1:-1].replace('""', "")

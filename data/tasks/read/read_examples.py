@@ -10,10 +10,10 @@ from contexture.data.config import Context, TaskConfig
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.inputs import plain
 from contexture.data.plain_files import COLUMNAR, check_content, check_plain, inner_suffix
-from contexture.data.tasks.read.columns import RowReader, find_columns, is_quoted
+from contexture.data.tasks.read.columns import RowReader, find_columns
 from contexture.data.tasks.read.conll import conll
 from contexture.data.tasks.read.examples import Example, QuestionExample
-from contexture.data.tasks.read.file_report import FileReport
+from contexture.data.tasks.read.file_report import FileReport, is_quoted
 from contexture.data.tasks.read.published.publishers import is_published, open_published, table_of, table_reader
 from contexture.data.tasks.read.squad_file import questions_of_json
 from contexture.data.tasks.read.tables import Table, columnar, objects, separated, table_of_records
