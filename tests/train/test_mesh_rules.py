@@ -8,6 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from contexture.models.shapes import LETTERS
+from contexture.models.sharding import partition_spec
 from contexture.train import mesh as meshes
 from contexture.train.errors import ConfigError
 from contexture.train.settings.sections import MeshConfig
@@ -132,3 +134,14 @@ def test_an_offset_of_all_seeds_is_refused():
             pass
     finally:
         jax.config.update("jax_random_seed_offset", 0)
+
+
+def test_each_letter_is_sharded_by_axes_of_the_mesh():
+    """The batch by data and fsdp, the width of parameters by fsdp, heads and their like by tensor; others by none."""
+    by_axes = {letter: spec[0] for letter in sorted(LETTERS) if (spec := partition_spec(letter, (8,), SIZES))}
+    wide, width, heads = ("data", "fsdp"), "fsdp", "tensor"
+    expected = {"B": wide, "R": wide, "D": width, "J": width, "V": heads, "H": heads, "F": heads, "U": heads}
+    assert {letter: axes for letter, axes in by_axes.items() if axes} == expected
+
+
+SIZES = {"data": 2, "fsdp": 2, "tensor": 2}

@@ -8,8 +8,8 @@ from contexture.train.plan.hlo import Computation, Instruction
 
 Flops: TypeAlias = dict[str, float]
 """Multiplications and additions by the type of their factors: {"bf16": 2e12, "f32": 1e9}."""
-# A TPU multiplies float32 matrices in this many passes over bfloat16 parts of them.
-PASSES = {"highest": 6, "high": 3}
+PRECISIONS = ("highest", "high")
+"""Of float32 products, which a TPU multiplies in six and three passes over bfloat16 parts."""
 _NAMES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int8": "s8",
           "float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2"}  # fmt: skip
 
@@ -40,7 +40,7 @@ def product_flops(instruction: Instruction, computation: Computation) -> Flops:
     # The precision of the first factor; both have the same where jax sets it. Each multiplication comes with an
     # addition.
     precision = instruction.braces("operand_precision").split(",")[0]
-    return {f"{dtype}:{precision}" if precision in PASSES else dtype: 2.0 * count}
+    return {f"{dtype}:{precision}" if precision in PRECISIONS else dtype: 2.0 * count}
 
 
 def _convolution(instruction: Instruction, left: tuple[int, ...], right: tuple[int, ...]) -> int:

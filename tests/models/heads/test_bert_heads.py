@@ -1,12 +1,16 @@
 """The heads of BERT against their equations in NumPy, in float64 (modeling.py, run_pretraining.py, run_squad.py)."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from contexture.models.bert import MaskedLmHead, NextSentenceHead
+from contexture.models.config import BertConfig, GptConfig
 from contexture.models.encoding import Encoding
+from contexture.models.families import build
 from contexture.models.heads.tasks import PooledHead, SpanHead, SpanPointerHead, TokenHead
 from tests.helpers.parity_rule import close
 
@@ -60,6 +64,12 @@ def test_other_heads_are_one_linear_map_without_dropout_in_evaluation(module, re
     params, p = _drawn(module, {})
     expected = np.asarray(getattr(encoding, reads), np.float64) @ p["kernel"] + p["bias"]
     close(module.apply({"params": params}, encoding, {}), expected)
+
+
+@pytest.mark.parametrize("config", [BertConfig(), GptConfig()], ids=["bert", "gpt"])
+def test_a_span_has_two_outputs_its_start_and_its_end(config):
+    head: Any = build(config, ("span",)).heads["span"]
+    assert head.sizes["C"] == 2
 
 
 def test_a_left_to_right_models_span_is_pointed_at_by_its_last_token():

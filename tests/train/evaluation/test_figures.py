@@ -197,6 +197,8 @@ def test_a_calibration_shows_each_bin_at_its_place():
     written = [text.get_text() for text in above.texts] + [above.get_title(), above.get_title("left")]
     assert any(f"error {bins.error:.4f} (10 bins, n = {bins.counts.sum()})" in text for text in written)
     assert above.get_xlim() == below.get_xlim() == (0, 1) and above.get_ylabel() == "accuracy"
+    labels = {label for axes in (above, below) for label in axes.get_legend_handles_labels()[1]}
+    assert {"accuracy", "mean probability", "calibrated"} <= labels
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Nothing that a run has made is deleted but by its own retention policy; what is in the way is refused or moved."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from unittest.mock import Mock
@@ -270,3 +271,22 @@ def test_a_folder_that_was_replaced_counts_although_the_old_one_stays(tmp_path, 
         monkeypatch.setattr("os.rmdir", refuse)
     monkeypatch.undo()
     assert (tmp_path / "a" / "file").read_text() == "new" and refuse.called
+
+
+def test_a_folder_that_cannot_be_replaced_stays_as_it_was(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file").write_text("old")
+    plain, calls = os.rename, list[str]()
+
+    def second_fails(source, target):
+        calls.append(str(target))
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        plain(source, target)
+
+    with pytest.raises(OSError, match="No space left"), atomic_folder(tmp_path / "a", overwrite=True) as part:
+        (part / "file").write_text("new")
+        monkeypatch.setattr("os.rename", second_fails)
+    monkeypatch.undo()
+    assert len(calls) == 3 and (tmp_path / "a" / "file").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -92,7 +92,8 @@ def test_a_run_stopped_in_an_evaluation_is_the_same_run(words, whole, tmp_path, 
     assert "unevaluated" not in read_meta(folder / "checkpoints" / "12")
     measured = {r["step"]: r["loss"] for r in figures(folder) if r["split"] == "dev"}
     for each in steps(folder / "checkpoints"):
-        assert read_meta(folder / "checkpoints" / str(each))["held_out_loss"] == measured[each]
+        meta = read_meta(folder / "checkpoints" / str(each))
+        assert meta["held_out_loss"] == measured[each] and meta["lines_read"] == 16 * each
 
 
 @pytest.mark.long

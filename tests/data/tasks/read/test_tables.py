@@ -382,3 +382,35 @@ def test_columns_are_those_of_the_first_hundred_rows():
     assert tables.usual_width(rows) == (1, 3) and tables.usual_width(rows[1:]) == (51, 2)
     records: list[Any] = [(n, {"a" if n <= 50 else "b": "x"}) for n in range(1, 102)]
     assert tables.table_of_records("f", lambda: iter(records), "objects").names == ("a", "b")
+
+
+USUAL = {
+    ("classify", "text"): "text sentence review content question utterance query",
+    ("classify", "label"): "label category class intent target sentiment score gold_label",
+    ("regress", "label"): "score label target similarity",
+    ("tag", "text"): "tokens words text sentence",
+    ("tag", "label"): "tags ner_tags upos pos_tags ner labels label",
+    ("choice", "text"): "text context ctx startphrase premise question goal story sentence",
+    ("span", "text"): "question query",
+    ("span", "label"): "answers answer answer_text",
+}
+"""The names of columns in the data sets of GLUE, SQuAD, RACE, SWAG, COPA, CoNLL and TFDS."""
+OTHERS = {"classify": {"text": "text", "label": "label"}, "regress": {"text": "text"}, "tag": {"text": "tokens",
+          "label": "tags"}, "choice": {"choices": "choices", "label": "label"}, "span": {"text": "question",
+          "second": "context", "label": "answers"}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "role", "name"), [(*key, name) for key, names in USUAL.items() for name in names.split()]
+)
+def test_a_column_is_known_by_each_of_its_usual_names(tmp_path: Path, kind: Any, role: str, name: str):
+    columns = {**OTHERS[kind], role: name}
+    values = {"choices": ["a", "b"], "label": "0"}
+    row = {column: values.get(each, "cd") for each, column in columns.items()}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    given: Any = {each: column for each, column in columns.items() if each != role}
+    if "choices" in given:
+        given["choices"] = (given["choices"],)
+    (example,) = examples(str(tmp_path / "a.jsonl"), TaskConfig(kind=kind, **given), labelled=True)
+    text = {"span": "question", "tag": "words"}.get(kind, "text")
+    assert getattr(example, text) == (("cd",) if kind == "tag" else "cd")
