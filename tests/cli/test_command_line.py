@@ -15,11 +15,13 @@ import pytest
 
 import contexture
 from contexture.cli import main as cli
+from contexture.cli.commands import COMMANDS
 from contexture.configs import recipes
 from contexture.data.config import DataConfig
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tokenizers.registry import load_tokenizer
 from tests.conftest import ROOT, TINY
+from tests.helpers.commands import run_command
 from tests.helpers.long import long
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -342,3 +344,10 @@ def test_show_and_load_open_a_run(capsys, tiny_run):
     apply: Any = jax.jit(functools.partial(model.apply, states=True))
     out = apply({"params": params}, {**batch, "slots": batch["tokens"][:, :2]})
     assert out.encoding.hidden_BLD.shape == (2, 16, 32) and len(out.encoding.states) == 3
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_mistake_is_told_by_the_name_of_its_command(name: str, capsys):
+    code, err = run_command(capsys, name, "--jsno")
+    assert code == 2 and re.match(rf"ConfigError: {name}(:| needs| wants) ", err), err
+    assert name in re.findall(r"contexture (\w+)", err) or "--help lists what it takes" in err

@@ -84,7 +84,8 @@ def test_an_export_with_pooling_has_the_files_of_sentence_transformers(tmp_path:
     assert tree["sentence_bert_config.json"]["max_seq_length"] == model.length
     assert tree["tokenizer_config.json"]["pad_token"] == "[PAD]"
     card = (tmp_path / "out" / "README.md").read_text("utf-8")
-    assert "library_name: sentence-transformers\npipeline_tag: sentence-similarity" in card
+    head = "library_name: sentence-transformers\npipeline_tag: sentence-similarity\ntags:\n- contexture\n- bert\n---\n"
+    assert card.startswith(f"---\n{head}")
     done("import", "hf", tmp_path / "out", "--to", tmp_path / "back")
 
 

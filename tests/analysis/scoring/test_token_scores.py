@@ -178,6 +178,12 @@ def test_control_characters_are_shown_and_do_not_act(tmp_path: Path):
     assert not set(page) & {"\x1b", "\u202e"} and _data(page)["names"] == ["\\u202e", "\\x1b"]
 
 
+def test_a_page_of_both_directions_begins_with_forward(tmp_path: Path):
+    one = Prediction(-1.0, 1.0, 1, [{"token": "a", "score": 0.5}])
+    write_score_page(tmp_path / "page.html", "a", [[ScoredToken("b", {"backward": one, "forward": one})]], 3, {})
+    assert _data((tmp_path / "page.html").read_text())["directions"] == ["forward", "backward"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -9,6 +9,7 @@ import pytest
 
 import contexture
 from contexture import requests
+from contexture.analysis.vectors.row_names import _shown
 from tests.helpers.commands import json_of, run_command
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close
@@ -97,3 +98,8 @@ def test_an_existing_file_stays_until_its_successor_is_complete(text, capsys):
 def test_pooling_is_for_sentences(options, line):
     with pytest.raises(ValueError, match=f"^{line}"):
         requests.EmbeddingRequest("run", "in.txt", "v.tsv", **options)
+
+
+def test_a_name_of_a_row_has_no_zero_byte_and_is_cut():
+    """HDF5 ends a string there, and numpy drops it."""
+    assert (_shown("a\0b"), _shown("\0"), _shown("x" * 300)) == ("a\\x00b", "\\x00", "x" * 256)
