@@ -19,7 +19,7 @@ from contexture.data.errors import DataError, did_you_mean
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.interchange import convert
 from contexture.interchange.allennlp_bilm import _bilm_options
-from contexture.interchange.huggingface_export import _hf_config, _labels_of
+from contexture.interchange.huggingface_export import _CLASSES, _hf_config, _labels_of, _part
 from contexture.interchange.huggingface_import import _GELU, _bert, _gpt1, _gpt2, _labels
 from contexture.interchange.imported_model import Settings, note_unread
 from contexture.interchange.weight_files import Tensors
@@ -336,3 +336,21 @@ def test_the_original_reads_no_clip_as_null():
     assert {_bilm_options(config)["lstm"][name] for name in ("cell_clip", "proj_clip")} == {None}
     options = _bilm_options(replace(config, cell_clip=3.0, projection_clip=2.0))
     assert (options["lstm"]["cell_clip"], options["lstm"]["proj_clip"]) == (3.0, 2.0)
+
+
+def test_each_head_goes_out_as_the_class_that_transformers_has():
+    """Whatever the order of heads; BERT's pooler belongs to what reads it."""
+    for kind, name, heads in (
+        ("bert", "ForPreTraining", {"pooler", "mlm", "nsp"}),
+        ("bert", "ForSequenceClassification", {"pooler", "classify"}),
+        ("bert", "ForTokenClassification", {"tag"}),
+        ("bert", "ForMultipleChoice", {"pooler", "choice"}),
+        ("bert", "ForQuestionAnswering", {"span"}),
+        ("gpt2", "LMHeadModel", {"lm"}),
+        ("gpt2", "ForTokenClassification", {"tag"}),
+        ("openai-gpt", "LMHeadModel", {"lm"}),
+    ):
+        assert (name, frozenset(heads)) in _CLASSES[kind], (kind, name)
+    assert [_part(path) for path in ("backbone/pooler/kernel", "backbone/layers/norm/scale", "heads_mlm/bias")] == [
+        *("pooler", "backbone", "mlm")
+    ]

@@ -210,3 +210,25 @@ def test_glues_own_columns_are_read_where_a_task_names_those_of_tfds(names):
     read = submission._with_columns(of_tfds, ("index", *names))
     assert (read.text, read.second) == names
     assert submission._with_columns(of_tfds, ("Premise", "hypothesis", *names)) == of_tfds
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "labels"),
+    [
+        ("cola", "CoLA.tsv", {"unacceptable": "0", "acceptable": "1", "0": "0", "1": "1"}),
+        ("sst2", "SST-2.tsv", {"negative": "0", "positive": "1", "0": "0", "1": "1"}),
+        ("mrpc", "MRPC.tsv", {"not_equivalent": "0", "equivalent": "1", "0": "0", "1": "1"}),
+        ("stsb", "STS-B.tsv", {}),
+        ("qqp", "QQP.tsv", {"not_duplicate": "0", "duplicate": "1", "0": "0", "1": "1"}),
+        ("mnli", "", {name: name for name in ("entailment", "neutral", "contradiction")}),
+        ("qnli", "QNLI.tsv", {name: name for name in ("entailment", "not_entailment")}),
+        ("rte", "RTE.tsv", {name: name for name in ("entailment", "not_entailment")}),
+        ("wnli", "WNLI.tsv", {"not_entailment": "0", "entailment": "1", "0": "0", "1": "1"}),
+    ],
+)
+def test_each_task_of_glue_has_its_file_and_its_labels(task: str, file: str, labels: dict[str, str]):
+    """As gluebenchmark.com takes them."""
+    form = submission._GLUE[task]
+    assert (form.file, dict(form.labels)) == (file, labels) and submission._GLUE.keys() == {
+        *("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
+    }
