@@ -11,7 +11,7 @@ import pytest
 import contexture
 from contexture.analysis.zeroshot.alternatives import choose
 from contexture.analysis.zeroshot.lambada import lambada, split_passage
-from contexture.analysis.zeroshot.minimal_pairs import MinimalPair, minimal_pairs, read_pairs
+from contexture.analysis.zeroshot.minimal_pairs import MinimalPair, _mean, minimal_pairs, read_pairs
 from contexture.analysis.zeroshot.standard_error import of_sum, standard_error
 from tests.helpers.commands import json_of, run_command
 from tests.helpers.long import long
@@ -80,6 +80,12 @@ def test_a_mean_over_paradigms_has_the_errors_of_all(monkeypatch):
     error = math.sqrt(p * (1 - p) / (n - 1))
     assert [row["standard_error"] for row in result["paradigms"]] == pytest.approx([error, error])
     assert result["standard_errors"]["accuracy"] == pytest.approx(math.sqrt(2 * error**2) / 2)
+
+
+def test_a_mean_of_paradigms_without_an_error_has_none():
+    """Of one pair, say: 0 would read as certain."""
+    rows: list[dict[str, Any]] = [{"accuracy": 1.0, "standard_error": None}, {"accuracy": 0.5, "standard_error": 0.1}]
+    assert _mean(rows) == {"accuracy": 0.75, "standard_error": None}
 
 
 def test_the_standard_error_is_the_deviation_over_the_root_of_n():

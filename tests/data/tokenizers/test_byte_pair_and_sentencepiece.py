@@ -137,6 +137,16 @@ def test_saved_and_loaded_is_the_same(tokenizers: dict[str, Tokenizer], tmp_path
     )
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_vocabulary_of_a_kind_has_another_fingerprint(tokenizers: dict[str, Tokenizer], kind: str):
+    """Also one of the same size: ids would mean other texts."""
+    other = learn(kind, [text.replace("t", "q") for text in SAMPLE], 400, True)
+    assert other.fingerprint != tokenizers[kind].fingerprint
+    assert (
+        Characters(list("ab")).fingerprint != Characters(list("ac")).fingerprint != Characters(list("ca")).fingerprint
+    )
+
+
 def test_every_kind_has_its_own_fingerprint(tokenizers: dict[str, Tokenizer]):
     grown = [with_added_tokens(tokenizers[kind], [name]) for kind in KINDS[1:] for name in ("_a_", "_b_")]
     prints = [tokenizer.fingerprint for tokenizer in [*tokenizers.values(), *grown]]
