@@ -1,5 +1,6 @@
 """`contexture.open`: a model that stays loaded gives what the commands give, for one text or several."""
 
+import dataclasses
 import inspect
 import json
 import sys
@@ -14,7 +15,7 @@ import pytest
 import contexture
 from contexture.analysis import call_arguments
 from contexture.analysis.neighbours.sentence_vectors import sentence_vectors
-from contexture.analysis.options import VectorOptions
+from contexture.analysis.options import EmbedOptions, GenerateOptions, SensesOptions, VectorOptions
 from contexture.analysis.trained_model import TrainedModel
 from contexture.data.errors import DataError
 from contexture.data.layouts import text_batch
@@ -343,3 +344,20 @@ def test_every_argument_with_other_names_is_one_of_a_function_here():
     own += [each for name, each in vars(TrainedModel).items() if callable(each) and not name.startswith("_")]
     known = {name for function in own for name in inspect.signature(function).parameters}
     assert known >= call_arguments._OTHER_NAMES.keys()
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (TrainedModel.generate, GenerateOptions),
+        (TrainedModel.stream, GenerateOptions),
+        (TrainedModel.senses, SensesOptions),
+        (TrainedModel.embed, EmbedOptions),
+    ],
+)
+def test_an_argument_has_the_default_of_its_option(method, options):
+    """So the command line and Python give the same; layers and pool of embed depend on what has a vector."""
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    own = {name: each.default for name, each in inspect.signature(method).parameters.items()}
+    common = (own.keys() & defaults.keys()) - {"layers", "pool"}
+    assert common and {name: own[name] for name in common} == {name: defaults[name] for name in common}
