@@ -87,7 +87,7 @@ class WithAddedTokens(TextEncoder):
         self.fingerprint = tokenizer_files.fingerprint(self.kind, base=base.fingerprint, specials=self.names)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        # The base knows nothing of the names: one that a text spells out is split like any other text.
+        # The base vocabulary does not have the added tokens: a name of one within a text is tokenised as plain text.
         return self.base.encode(texts)
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
