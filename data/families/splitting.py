@@ -74,7 +74,7 @@ def sentences_in_pieces(tokenizer: Tokenizer, length: int, ends: tuple[int, ...]
     room = length - len(ends)
 
     def split(text: str, origin: str = "the text", /) -> SplitSentence:
-        # A line's own end is no text; byte pairs would spell it.
+        # A line's own end is no text; byte pairs would encode it.
         (ids,) = encode_checked([text.rstrip("\r\n")], [origin], tokenizer)
         kept = ids[:room]
         # The last number is the tokens that were cut off.
@@ -87,7 +87,7 @@ def words_in_pieces(tokenizer: Tokenizer, length: int, ends: tuple[int, ...]) ->
     """Returns a function that splits words into pieces, each word by itself; in a lossless vocabulary with the space
     before it, as in running text. A word without a piece is read as the unknown token. For the arguments see
     `sentences_in_pieces`."""
-    # GPT-2's pieces hold the space before a word: without it, a word is spelled by other pieces than in running text.
+    # GPT-2's pieces include the space before a word: without it, a word has other pieces than in running text.
     space = " " if tokenizer.lossless else ""
 
     def split(words: Sequence[str], origin: str, spaced: Sequence[bool] | None = None, /) -> SplitWords:

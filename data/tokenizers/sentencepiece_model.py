@@ -72,7 +72,7 @@ class SentencePiece(TextEncoder):
         # Without a piece for a space it would be written as the mark's bytes, and come back as the mark.
         apart = apart and self._processor.piece_to_id(_SPACE) != self.unk
         self.lossless = apart and bool(trainer.get(_BYTE_FALLBACK)) and _keeps_text(normal, back)
-        # The three bytes of U+2581, which spell the mark where a text itself holds it.
+        # The three bytes of U+2581, which encode the mark where a text itself contains it.
         marks = [f"<0x{byte:02X}>" for byte in _SPACE.encode()] if self.lossless else []
         self._mark = [self._processor.piece_to_id(mark) for mark in marks]
 
@@ -152,7 +152,7 @@ def learn_sentencepiece(texts: Iterable[str], size: int, kind: str) -> SentenceP
             vocab_size=size,
             # Small texts may not have enough pieces: the vocabulary is smaller then.
             hard_vocab_limit=False,
-            # The library's default. Rarer characters are spelled by their bytes.
+            # The library's default. Rarer characters are encoded as their bytes.
             character_coverage=0.9995,
             required_chars=_SPACE,
             byte_fallback=True,

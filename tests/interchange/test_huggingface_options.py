@@ -322,7 +322,7 @@ def test_the_tensor_that_loses_most_of_its_digits_is_named(order: str):
         "pooler_type",
     ],
 )
-def test_what_published_configurations_hold_beside_the_model_is_known(tmp_path: Path, named: str):
+def test_settings_of_published_models_that_decide_nothing_are_known(tmp_path: Path, named: str):
     read, notes = ("activation_function", "afn", "position_embedding_type"), list[str]()
     settings = Settings(dict.fromkeys(named.split(), "x"))
     for name in read:

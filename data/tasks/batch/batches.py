@@ -411,7 +411,7 @@ class ExampleOrder:
     """Puts predictions back into the order of the examples: batches are sorted by length within a window."""
 
     def __init__(self, held_out: HeldOutTask) -> None:
-        # What has come of the current window so far.
+        # The batches of the current window so far.
         self._held_out = held_out
         self._numbers: list[I64] = []
         self._outputs: list[dict[str, np.ndarray]] = []

@@ -36,7 +36,7 @@ _STEPS: dict[str, tuple[Mapping[str, tuple[object, ...]] | None, Mapping[str, tu
 }
 """The steps of tokenizer.json that clean text and cut it, by kind: the values that an option may have. One that is left
 out has the first."""
-# BPE's dropout leaves out merges at random, and `ignore_merges` spells whole words that the vocabulary has.
+# BPE's dropout leaves out merges at random, and `ignore_merges` keeps words whole that the vocabulary has.
 _WHOLE_WORD = {"continuing_subword_prefix": (None, ""), "dropout": (None, 0), "ignore_merges": (False, None)}
 _MODEL: dict[str, Mapping[str, tuple[object, ...]]] = {
     WordPiece.kind: {"unk_token": (UNK,), "continuing_subword_prefix": ("##",)},
