@@ -6,6 +6,7 @@ import pytest
 
 from contexture.configs import recipe
 from contexture.data.errors import LONGEST_NAME, DataError, did_you_mean
+from contexture.data.families.registry import TEXT_FAMILIES
 from contexture.data.tasks.read.examples import Text
 from contexture.data.tasks.read.labels import _LARGEST, MAX_ALTERNATIVES, Labels, answer
 from contexture.data.tokenizers import registry
@@ -49,3 +50,9 @@ def test_whole_numbers_of_a_run_are_within_their_limit():
     require_parameters_fit(MAX_PARAMETERS)
     with pytest.raises(ValueError, match="lower model.vocab, model.layers or its widths"):
         require_parameters_fit(MAX_PARAMETERS + 1)
+
+
+def test_only_an_elmo_reads_the_first_bytes_of_a_word_alone():
+    """48 of them: a longer word is counted as truncated."""
+    counts = {name: family.truncated_words(["a" * 48, "b" * 49, "é" * 25]) for name, family in TEXT_FAMILIES.items()}
+    assert counts == {"bert": 0, "gpt": 0, "elmo": 2, "vectors": 0}
