@@ -6,7 +6,7 @@ ELMo   words, as rows of a table with the characters of each distinct word
 A family of static vectors has only the words' numbers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -105,40 +105,59 @@ def both_orders(pairs: SpanPairs) -> SpanPairs:
     return SpanPairs(*a, *b, np.repeat(pairs.is_random, 2))
 
 
-def bert_pair(read: Read, pairs: SpanPairs, tokenizer: WordPiece, length: int) -> Batch:
-    """Spans that fit, read by (starts, lengths) → tokens, segments, mask i32 BL, lengths i64 B (special ones counted),
-    candidates bool BL.
+def lay_out(
+    read: Read, pairs: SpanPairs, marks: Marks, pad: int, length: int, fields: Container[str]
+) -> tuple[Batch, NDArray[np.bool_], I64]:
+    """Lays out spans that fit, with special tokens around them.
 
-    `a = 7 8, b = 9`, length 8 → tokens `[CLS] 7 8 [SEP] 9 [SEP] [PAD] [PAD]`, segments `0 0 0 0 1 1 0 0`.
+    BERT   `a = 7 8, b = 9`, length 8 → tokens `[CLS] 7 8 [SEP] 9 [SEP] [PAD] [PAD]`, segments `0 0 0 0 1 1 0 0`
+    GPT-1  the same → tokens `[start] 7 8 [delimiter] 9 [extract] 0 0`, next `7 8 [delimiter] 9 [extract] 0 0 0`,
+           next_weights 1/5 at the first five: a sequence's weights sum to 1, since the original takes the mean within
+           each sequence, then over the sequences
+
+    Args:
+        read: reads spans of tokens.
+        pairs: the spans.
+        marks: the special tokens.
+        pad: the id of padding.
+        length: L.
+        fields: the batch's, which say whether there are segments, and next tokens.
+
+    Returns:
+        (tokens, mask, segments, next i32 BL, next_weights f32 BL; which tokens are text bool BL; the tokens of each
+        sequence, special ones counted, i64 B).
     """
-    # Segment 1 is b and its [SEP]; a_end is the place of the first [SEP].
-    place = np.arange(length)
-    tokens_BL, text_BL, end = _sequences(
-        read, pairs, (tokenizer.cls, tokenizer.sep, tokenizer.sep), tokenizer.pad, length
-    )
-    a_end, last = (1 + pairs.a_length)[:, None], end[:, None]
-    segments_BL = ((place > a_end) & (place <= last)).astype(np.int32)
-    mask_BL = (place <= last).astype(np.int32)
-    batch = {"tokens": tokens_BL, "segments": segments_BL, "mask": mask_BL}
-    return {**batch, "lengths": end + 1, "candidates": text_BL}
+    # Texts a and b of all sequences are read as one row, in the order in which the places of text are then filled.
+    starts = np.stack([pairs.a_start, pairs.b_start], 1).ravel()
+    lengths = np.stack([pairs.a_length, np.maximum(pairs.b_length, 0)], 1).ravel()
+    rows, place = np.arange(len(pairs.a_start)), np.arange(length)
+    # Without a second text, b_length = -1 makes both marks fall on one place, and the later one overwrites.
+    a_end = 1 + pairs.a_length
+    end = a_end + 1 + pairs.b_length
+    last = end[:, None]
+    # All places up to the last mark, except the marks' own.
+    text_BL = (place > 0) & (place != a_end[:, None]) & (place < last)
+    tokens_BL = np.full((len(rows), length), pad, np.int32)
+    tokens_BL[text_BL] = read(starts, lengths)
+    tokens_BL[:, 0], tokens_BL[rows, a_end], tokens_BL[rows, end] = marks
+    batch: Batch = {"tokens": tokens_BL}
+    if "segments" in fields:
+        # Segment 1 is b and its [SEP].
+        batch["segments"] = ((place > a_end[:, None]) & (place <= last)).astype(np.int32)
+    batch["mask"] = (place <= last).astype(np.int32)
+    if "next" in fields:
+        # Everything but the last token has a next one: special tokens are predicted too, as in the original.
+        target_BL = place < last
+        batch["next"] = np.zeros_like(tokens_BL)
+        batch["next"][:, :-1] = np.where(target_BL[:, :-1], tokens_BL[:, 1:], 0)
+        batch["next_weights"] = np.where(target_BL, 1.0 / last, 0.0).astype(np.float32)
+    return batch, text_BL, end + 1
 
 
-def gpt_pair(read: Read, pairs: SpanPairs, tokenizer: Tokenizer, length: int) -> Batch:
-    """As bert_pair, without segments, but with the token that follows each: next i32 BL, next_weights f32 BL. The
-    weights of a sequence sum to 1: the original takes the mean within each sequence, then over the sequences.
-
-    `a = 7 8, b = 9`, length 8 → tokens `[start] 7 8 [delimiter] 9 [extract] 0 0`, next `7 8 [delimiter] 9 [extract] 0
-    0 0`, next_weights 1/5 at the first five.
-    """
-    tokens_BL, text_BL, end = _sequences(read, pairs, gpt_specials(tokenizer), tokenizer.pad, length)
-    place, last = np.arange(length), end[:, None]
-    target_BL = place < last
-    next_BL = np.zeros_like(tokens_BL)
-    # Everything but the last token has a next one: special tokens are predicted too, as in the original.
-    next_BL[:, :-1] = np.where(target_BL[:, :-1], tokens_BL[:, 1:], 0)
-    weights_BL = np.where(target_BL, 1.0 / last, 0.0).astype(np.float32)
-    batch = {"tokens": tokens_BL, "mask": (place <= last).astype(np.int32), "next": next_BL, "next_weights": weights_BL}
-    return {**batch, "lengths": end + 1, "candidates": text_BL}
+def bert_marks(tokenizer: Tokenizer) -> Marks:
+    """Returns the ids of [CLS], [SEP] and [SEP]. Raises: DataError for another kind of vocabulary."""
+    pieces = wordpiece(tokenizer)
+    return pieces.cls, pieces.sep, pieces.sep
 
 
 def gpt_specials(tokenizer: Tokenizer) -> Marks:
@@ -150,25 +169,6 @@ def gpt_specials(tokenizer: Tokenizer) -> Marks:
         )
     start, delimiter, extract = (tokenizer.specials[name] for name in GPT_SPECIALS)
     return start, delimiter, extract
-
-
-def _sequences(
-    read: Read, pairs: SpanPairs, marks: Marks, pad: int, length: int
-) -> tuple[NDArray[np.int32], NDArray[np.bool_], I64]:
-    """Returns tokens i32 BL, which of them are text, and the place of each sequence's last token."""
-    # Texts a and b of all sequences are read as one row, in the order in which the places of text are then filled.
-    starts = np.stack([pairs.a_start, pairs.b_start], 1).ravel()
-    lengths = np.stack([pairs.a_length, np.maximum(pairs.b_length, 0)], 1).ravel()
-    rows, place = np.arange(len(pairs.a_start)), np.arange(length)
-    # Without a second text, b_length = -1 makes both marks fall on one place, and the later one overwrites.
-    a_end = 1 + pairs.a_length
-    end = a_end + 1 + pairs.b_length
-    # All places up to the last mark, except the marks' own.
-    text_BL = (place > 0) & (place != a_end[:, None]) & (place < end[:, None])
-    tokens_BL = np.full((len(rows), length), pad, np.int32)
-    tokens_BL[text_BL] = read(starts, lengths)
-    tokens_BL[:, 0], tokens_BL[rows, a_end], tokens_BL[rows, end] = marks
-    return tokens_BL, text_BL, end
 
 
 def bert_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], length: int) -> Batch:
@@ -195,8 +195,8 @@ def bert_texts(tokenizer: Tokenizer, texts: Sequence[str | tuple[str, str]], len
         # With `ids[:0]` an empty batch keeps its dtype.
         return np.concatenate([ids[:0], *(ids[s : s + n] for s, n in zip(starts, lengths, strict=True))])
 
-    batch = bert_pair(read, truncate_longest_first(pairs, length), wordpiece(tokenizer), length)
-    return {name: batch[name] for name in ("tokens", "segments", "mask")}
+    fit = truncate_longest_first(pairs, length)
+    return lay_out(read, fit, bert_marks(tokenizer), tokenizer.pad, length, {"segments"})[0]
 
 
 def elmo_words(

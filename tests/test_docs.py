@@ -161,7 +161,7 @@ def test_the_pages_file_of_settings_trains(settings_commands, text_folder):
 
 ROADS = {
     "From a text to BERT's loss": 18,
-    "From a labelled row to its metric": 18,
+    "From a labelled row to its metric": 16,
     "From a text to its vector": 8,
     "From `--optim.peak-lr` to an update": 8,
 }

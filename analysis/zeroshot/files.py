@@ -11,8 +11,9 @@ from contexture.analysis.zeroshot.alternatives import filled
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import inner_suffix
+from contexture.data.tasks.encode.example_tokens import answer
 from contexture.data.tasks.read.examples import ChoiceExample
-from contexture.data.tasks.read.labels import Labels, answer
+from contexture.data.tasks.read.labels import Labels
 from contexture.data.tasks.read.read_examples import check_sources, examples, open_table
 from contexture.data.text.json_values import fault_of, json_value
 from contexture.data.text.lines import LONGEST_TEXT, lines

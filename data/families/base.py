@@ -13,7 +13,7 @@ from contexture.data.families.splitting import (
     sentences_in_pieces,
     words_in_pieces,
 )
-from contexture.data.layouts import Batch, Marks, Read, SpanPairs, token_lines
+from contexture.data.layouts import Batch, Marks, token_lines
 from contexture.data.pretraining.shards import Shards
 from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
@@ -123,10 +123,6 @@ class TextFamily:
         """Returns the special tokens of a pair: before the first text, between the two, at the end. None: it has none,
         or this vocabulary lacks them."""
         return None
-
-    def lay_out(self, read: Read, pairs: SpanPairs, tokenizer: Tokenizer, length: int) -> Batch:
-        """Spans that fit → the arrays of sequences with special tokens (`layouts.bert_pair`, `gpt_pair`)."""
-        raise NotImplementedError(f"{self.called} has no special tokens")
 
     # Texts by themselves: vectors, attention, scores
 

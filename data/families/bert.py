@@ -3,7 +3,7 @@
 from contexture.data.cancel import CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.families.base import TextFamily
-from contexture.data.layouts import Batch, Marks, Read, SpanPairs, bert_pair
+from contexture.data.layouts import Marks, bert_marks
 from contexture.data.pretraining.sentence_pairs import FIELDS, HeldOutPairs, PairBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.tokenizers.base import Tokenizer
@@ -45,11 +45,7 @@ class BertText(TextFamily):
 
     def marks(self, tokenizer: Tokenizer) -> Marks:
         # [CLS] a [SEP] b [SEP].
-        pieces = wordpiece(tokenizer)
-        return pieces.cls, pieces.sep, pieces.sep
-
-    def lay_out(self, read: Read, pairs: SpanPairs, tokenizer: Tokenizer, length: int) -> Batch:
-        return bert_pair(read, pairs, wordpiece(tokenizer), length)
+        return bert_marks(tokenizer)
 
     def ends(self, tokenizer: Tokenizer) -> tuple[int, ...]:
         # A text alone is `[CLS] text [SEP]`.

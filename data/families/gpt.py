@@ -3,15 +3,7 @@
 from contexture.data.cancel import CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.families.base import TextFamily
-from contexture.data.layouts import (
-    GPT_SPECIALS,
-    Batch,
-    Marks,
-    Read,
-    SpanPairs,
-    gpt_pair,
-    gpt_specials,
-)
+from contexture.data.layouts import GPT_SPECIALS, Marks, gpt_specials
 from contexture.data.pretraining.lm_windows import FIELDS, PACKED, HeldOutWindows, WindowBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.tokenizers.base import Tokenizer
@@ -66,9 +58,6 @@ class GptText(TextFamily):
     def marks(self, tokenizer: Tokenizer) -> Marks | None:
         # A pretrained GPT has no task tokens yet, and reads texts without them.
         return gpt_specials(tokenizer) if all(name in tokenizer.specials for name in self.task_tokens) else None
-
-    def lay_out(self, read: Read, pairs: SpanPairs, tokenizer: Tokenizer, length: int) -> Batch:
-        return gpt_pair(read, pairs, tokenizer, length)
 
 
 def not_static(family: str, kind: str) -> str:

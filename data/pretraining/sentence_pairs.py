@@ -19,7 +19,7 @@ from contexture.data.binary_files import I64
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
-from contexture.data.layouts import Batch, SpanPairs, bert_pair, truncate_randomly
+from contexture.data.layouts import Batch, SpanPairs, bert_marks, lay_out, truncate_randomly
 from contexture.data.pretraining.masking import Masking, bert_masking
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import atomic_file
@@ -361,9 +361,10 @@ class PairBatches:
         # The original's order: pairs, cut to length, laid out, masked.
         pairs = truncate_randomly(self.stream.pairs(numbers), numbers, length=config.length, seed=self.seed)
         tokenizer = wordpiece(self.tokenizer)
-        batch = bert_pair(self.shards.read, pairs, tokenizer, config.length)
+        marks = bert_marks(tokenizer)
+        batch, text_BL, lengths = lay_out(self.shards.read, pairs, marks, tokenizer.pad, config.length, self.fields)
         masking = Masking(self.seed, config.slots, config.masked_fraction, tokenizer.mask, tokenizer.size)
-        masked = bert_masking(batch["tokens"], batch.pop("candidates"), batch.pop("lengths"), numbers, masking)
+        masked = bert_masking(batch["tokens"], text_BL, lengths, numbers, masking)
         batch["tokens"], batch["slots"], batch["labels"] = masked.tokens, masked.slots, masked.labels
         batch["slot_weights"] = masked.weights
         batch["is_random"] = pairs.is_random.astype(np.int32)

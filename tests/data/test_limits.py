@@ -7,8 +7,9 @@ import pytest
 from contexture.configs import recipe
 from contexture.data.errors import LONGEST_NAME, DataError, did_you_mean
 from contexture.data.families.registry import TEXT_FAMILIES
+from contexture.data.tasks.encode.example_tokens import _LARGEST, answer
 from contexture.data.tasks.read.examples import Text
-from contexture.data.tasks.read.labels import _LARGEST, MAX_ALTERNATIVES, Labels, answer
+from contexture.data.tasks.read.labels import MAX_ALTERNATIVES, Labels
 from contexture.data.tokenizers import registry
 from contexture.models.config import MAX_PARAMETERS, MAX_SIZE, require_parameters_fit
 

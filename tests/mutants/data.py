@@ -63,9 +63,9 @@ PRETRAINING = (
     ),
     *mutants_of(
         "data/layouts.py",
-        ("layout.segments-from-the-mark", "((place > a_end) &", "((place >= a_end) &",
+        ("layout.segments-from-the-mark", "((place > a_end[:, None]) &", "((place >= a_end[:, None]) &",
          "data/test_layouts.py::test_texts_are_laid_out_like_the_originals"),
-        ("layout.mask-without-the-end", "mask_BL = (place <= last)", "mask_BL = (place < last)",
+        ("layout.mask-without-the-end", 'batch["mask"] = (place <= last)', 'batch["mask"] = (place < last)',
          "data/test_layouts.py::test_texts_are_laid_out_like_the_originals"),
         ("layout.ties-cut-a", "over, half = a + b > room, room // 2", "over, half = a + b > room, (room + 1) // 2",
          _CUT),

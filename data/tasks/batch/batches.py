@@ -20,6 +20,7 @@ from contexture.data.layouts import (
     both_orders,
     elmo_words,
     kept_tokens,
+    lay_out,
     truncate_longest_first,
     word_lines,
 )
@@ -115,9 +116,10 @@ class _Reader:
         pairs = SpanPairs(begin, a_length, middle, b_length, np.zeros(len(rows), bool))
         # Both orders first: a pair and its reverse are each cut for themselves, since b gives on a tie.
         pairs = truncate_longest_first(both_orders(pairs) if split.symmetric else pairs, length)
-        batch = self.text.lay_out(split.tokens.read, pairs, self.tokenizer, length)
-        text_BL = batch.pop("candidates")
-        del batch["lengths"]
+        marks = self.text.marks(self.tokenizer)
+        assert marks is not None  # the vocabulary was checked
+        fields = {**self.text.sequences, **self.text.own_tokens}
+        batch, text_BL, _ = lay_out(split.tokens.read, pairs, marks, self.tokenizer.pad, length, fields)
         # An example's sequences are consecutive rows: BAL are the same numbers in the same order.
         if split.kind == "choice" and "next_weights" in batch:
             batch["next_weights"][is_absent(rows)] = 0.0  # special tokens alone say nothing of the language

@@ -17,12 +17,19 @@ from contexture.data.config import Context, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.storage import atomic_file, atomic_folder
 from contexture.data.task_kinds import KINDS
-from contexture.data.tasks.encode.example_tokens import EncodedChunk, encode_chunk, reader, same_shape, window_of
+from contexture.data.tasks.encode.example_tokens import (
+    EncodedChunk,
+    answer,
+    encode_chunk,
+    reader,
+    same_shape,
+    window_of,
+)
 from contexture.data.tasks.encode.windows import SpanChunk, span_layout
 from contexture.data.tasks.read.answers import check_placed
 from contexture.data.tasks.read.examples import CHUNK, Example, QuestionExample, Tagged, example_chunks
 from contexture.data.tasks.read.file_report import FileReport
-from contexture.data.tasks.read.labels import Labels, answer
+from contexture.data.tasks.read.labels import Labels
 from contexture.data.tasks.read.read_examples import check_documents, checked_files, examples, open_source, source_of
 from contexture.data.tasks.store.document_offsets import FILE as DOCUMENTS
 from contexture.data.tasks.store.document_offsets import DocumentWriter

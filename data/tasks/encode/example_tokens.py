@@ -1,5 +1,6 @@
 """Examples → pieces by a tokenizer or an open vocabulary, and their answers as numbers: a chunk at a time."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -9,13 +10,13 @@ from numpy.typing import NDArray
 
 from contexture.data.binary_files import I64, Column, Memory
 from contexture.data.config import Context, TaskConfig
-from contexture.data.errors import DataError
+from contexture.data.errors import DataError, did_you_mean
 from contexture.data.task_kinds import KINDS
 from contexture.data.tasks.encode.windows import SpanChunk, SpanLayout, span_windows
 from contexture.data.tasks.encode.word_alignment import cut_words
 from contexture.data.tasks.read.examples import ChoiceExample, Example, Pair, QuestionExample, Tagged, Text
 from contexture.data.tasks.read.file_report import FileReport
-from contexture.data.tasks.read.labels import Labels, alternatives, answer
+from contexture.data.tasks.read.labels import Labels, alternatives, whole_number
 from contexture.data.tasks.store.document_offsets import offsets_in_memory
 from contexture.data.tasks.store.example_store import (
     ExampleSplit,
@@ -26,10 +27,61 @@ from contexture.data.tasks.store.example_store import (
     tokens_of,
 )
 from contexture.data.tasks.store.span_store import spans_in_memory
+from contexture.data.text.written_numbers import written_number
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.checked_text import encode_checked, unknown_ids
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.word_level import Words
+
+_LARGEST = 1e18
+"""Largest number of a regression, of either sign: in float32 a sum of squares of larger ones is not finite."""
+
+
+def answer(example: Text | Pair | ChoiceExample, kind: str, labels: Labels) -> float:
+    """Returns the number of an example's label, -1 for none; for a regression the number itself, NaN for none.
+
+    Raises: DataError with file:line for an unknown label, a number that is none, a label that names no alternative.
+    """
+    label, origin = example.label, example.origin
+    if label is None:
+        return -1 if KINDS[kind].has_classes else math.nan
+    if isinstance(example, ChoiceExample):
+        return _right(example, label, labels)
+    if KINDS[kind].has_classes:
+        return labels.number(label, origin)
+    value = written_number(label)
+    if value is None or not np.isfinite(value):
+        raise DataError(f"{origin}: {label!r} is not a number, which task.kind=regress wants")
+    if abs(value) > _LARGEST:
+        raise DataError(f"{origin}: {label!r} is beyond ±{_LARGEST:g}, whose square no float32 sums; scale the numbers")
+    return value
+
+
+def _right(example: ChoiceExample, label: str, labels: Labels) -> int:
+    """Returns the alternative that a label means, by its name (or number) or by its own text."""
+    # By name or number ...
+    names = labels.alternatives(len(example.choices), example.origin)
+    matches = {names.index(label)} if label in names else set[int]()
+    # A label that is a name given by the user is that name alone. A number from 0 may also be an alternative's own text
+    # ("2" among sums): if the two differ, nobody can tell which was meant.
+    if not matches or not labels.named:
+        matches |= {number for number, choice in enumerate(example.choices) if choice.strip() == label}
+    # `1.0` means alternative 1.
+    if not matches and whole_number(label) in names:
+        matches = {names.index(whole_number(label))}
+    if not matches:
+        raise DataError(
+            f"{example.origin}: label {label[:40]!r} is neither one of {', '.join(names)} nor an alternative's own text"
+            f"{did_you_mean(label, [*names, *example.choices])}; count the alternatives from 0, or name them in their "
+            "order: --task.labels 1 2"
+        )
+    if len(matches) > 1:
+        which = " or ".join(map(str, sorted(matches)))
+        raise DataError(
+            f"{example.origin}: label {label[:40]!r} may mean alternative {which}, by number or by text; give numbers, "
+            f"and say so: --task.labels {' '.join(names)}"
+        )
+    return matches.pop()
 
 
 def tagged_tokens(

@@ -1,6 +1,5 @@
-"""The meaning of labels: labels ↔ numbers, and the right alternative of a choice."""
+"""Labels ↔ numbers, the names of alternatives, and the weights of classes."""
 
-import math
 import re
 from collections.abc import Sequence
 
@@ -9,8 +8,7 @@ from numpy.typing import NDArray
 
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError, did_you_mean
-from contexture.data.task_kinds import KINDS
-from contexture.data.tasks.read.examples import ChoiceExample, Example, Pair, Text
+from contexture.data.tasks.read.examples import ChoiceExample, Example
 from contexture.data.tasks.read.tables import counted
 from contexture.data.text.written_numbers import written_number
 
@@ -18,8 +16,6 @@ MAX_ALTERNATIVES = 256
 """The most alternatives of a question. All questions of a batch have rows for as many as the longest list has, so that
 one damaged row would take the memory of all others."""
 _WHOLE = re.compile("(0|-?[1-9][0-9]*)[.]0+")
-_LARGEST = 1e18
-"""Largest number of a regression, of either sign: in float32 a sum of squares of larger ones is not finite."""
 
 
 class Labels:
@@ -34,7 +30,7 @@ class Labels:
         """Of labels that are whole numbers, the label that counts, by its value: {"1": "1.0"}."""
         # Of two labels of one value the first counts.
         for label in known:
-            self._spellings.setdefault(_value(label), label)
+            self._spellings.setdefault(whole_number(label), label)
 
     def number(self, label: str, origin: str) -> int:
         """Returns a label's number. Raises: DataError for a label that the training set does not have.
@@ -43,12 +39,12 @@ class Labels:
         """
         # The label exactly as written comes first, then a whole number in its other spelling.
         number = self.numbers.get(label)
-        other = self._spellings.get(_value(label)) if number is None else None
+        other = self._spellings.get(whole_number(label)) if number is None else None
         if other is not None:
             number = self.numbers[other]
             # The shorter spelling is the label's name from now on: 1 instead of 1.0.
             if not self.closed and len(label) < len(other):
-                self._spellings[_value(label)] = label
+                self._spellings[whole_number(label)] = label
                 self.numbers = {label if known == other else known: n for known, n in self.numbers.items()}
         if number is None and self.closed:
             names = list(self.numbers)
@@ -60,7 +56,7 @@ class Labels:
             raise DataError(f"{origin}: label {label!r} is not one of {shown}{mend}")
         if number is None:
             number = self.numbers[label] = len(self.numbers)
-            self._spellings[_value(label)] = label
+            self._spellings[whole_number(label)] = label
         return number
 
     def close(self) -> NDArray[np.int64]:
@@ -100,7 +96,7 @@ class Labels:
         self.closed = True
 
 
-def _value(label: str) -> str:
+def whole_number(label: str) -> str:
     """Returns a whole number without the zeros after its point, `1` for `1.0`; any other label unchanged."""
     return match[1] if (match := _WHOLE.fullmatch(label)) else label
 
@@ -122,53 +118,6 @@ def alternatives(examples: Sequence[Example], labels: Labels) -> NDArray[np.int6
     for example, count in zip(examples, counts, strict=True):
         labels.add_alternatives(labels.alternatives(count, example.origin))
     return np.array(counts, np.int64)
-
-
-def answer(example: Text | Pair | ChoiceExample, kind: str, labels: Labels) -> float:
-    """Returns the number of an example's label, -1 for none; for a regression the number itself, NaN for none.
-
-    Raises: DataError with file:line for an unknown label, a number that is none, a label that names no alternative.
-    """
-    label, origin = example.label, example.origin
-    if label is None:
-        return -1 if KINDS[kind].has_classes else math.nan
-    if isinstance(example, ChoiceExample):
-        return _right(example, label, labels)
-    if KINDS[kind].has_classes:
-        return labels.number(label, origin)
-    value = written_number(label)
-    if value is None or not np.isfinite(value):
-        raise DataError(f"{origin}: {label!r} is not a number, which task.kind=regress wants")
-    if abs(value) > _LARGEST:
-        raise DataError(f"{origin}: {label!r} is beyond ±{_LARGEST:g}, whose square no float32 sums; scale the numbers")
-    return value
-
-
-def _right(example: ChoiceExample, label: str, labels: Labels) -> int:
-    """Returns the alternative that a label means, by its name (or number) or by its own text."""
-    # By name or number ...
-    names = labels.alternatives(len(example.choices), example.origin)
-    matches = {names.index(label)} if label in names else set[int]()
-    # A label that is a name given by the user is that name alone. A number from 0 may also be an alternative's own text
-    # ("2" among sums): if the two differ, nobody can tell which was meant.
-    if not matches or not labels.named:
-        matches |= {number for number, choice in enumerate(example.choices) if choice.strip() == label}
-    # `1.0` means alternative 1.
-    if not matches and _value(label) in names:
-        matches = {names.index(_value(label))}
-    if not matches:
-        raise DataError(
-            f"{example.origin}: label {label[:40]!r} is neither one of {', '.join(names)} nor an alternative's own text"
-            f"{did_you_mean(label, [*names, *example.choices])}; count the alternatives from 0, or name them in their "
-            "order: --task.labels 1 2"
-        )
-    if len(matches) > 1:
-        which = " or ".join(map(str, sorted(matches)))
-        raise DataError(
-            f"{example.origin}: label {label[:40]!r} may mean alternative {which}, by number or by text; give numbers, "
-            f"and say so: --task.labels {' '.join(names)}"
-        )
-    return matches.pop()
 
 
 def class_weights(task: TaskConfig, labels: tuple[str, ...], counts: tuple[int, ...]) -> NDArray[np.float32]:
