@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data.config import Context
+from contexture.data.packing import apart
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import words_from_char_ids
 from contexture.data.tokenizers.wordpiece import CLS, SEP
@@ -30,6 +31,8 @@ def describe(
     An example's label follows it, or the answer to a question. Of an example of several sequences the first is shown,
     of a choice (kind) the right one. context: data.context.
     """
+    # As if each sequence had a row of its own.
+    batch = apart(batch)
     # A batch says by its arrays what it is.
     if "types" in batch and "next" in batch:
         return _lane(batch, row, tokenizer)

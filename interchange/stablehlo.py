@@ -84,11 +84,11 @@ def _as_program(run: Run) -> Run:
 
 def _inputs(run: Run) -> dict[str, str]:
     """Returns the inputs of the program: {"tokens": "i32 BL", …}."""
-    task = run.task.kind != "off"
-    names = run.text.sequences
-    fields = batch_fields(run) if task else names
+    # A program takes each sequence in a row of its own.
+    several = run.task.kind != "off" and "A" in batch_fields(run)["mask"]
+    inputs = {name: spec.replace("BL", "BAL" if several else "BL") for name, spec in run.text.sequences.items()}
     # Questions may have different numbers of alternatives; a further input array marks which are there.
-    inputs = {name: fields[name] for name in (*names, *(("choices",) if run.task.kind == "choice" else ()))}
+    inputs |= {"choices": batch_fields(run)["choices"]} if run.task.kind == "choice" else {}
     return {**inputs, "slots": "i32 BP"} if "mlm" in objective_of(run).heads else inputs
 
 

@@ -9,10 +9,11 @@ from jax.typing import DTypeLike
 from contexture.models.config import BertConfig
 from contexture.models.encoding import Encoding
 from contexture.models.heads.linear_head import LinearHead, softmax_table
-from contexture.models.layers.attention.mask import PADDED, AttentionMask, choose
+from contexture.models.layers.attention.mask import HIDDEN, PADDED, AttentionMask, choose
 from contexture.models.layers.attention.module import Attention, AttentionMap
 from contexture.models.layers.blocks import ACTIVATIONS, FeedForward, Init, Linear, Norm, lookup, scan_layers
 from contexture.models.layers.dropout import DropoutKey, dropout
+from contexture.models.layers.packed_rows import first_tokens
 from contexture.models.sharding import constrain, gathered, platform
 
 # Dropout's sites: 0 for the embeddings, then layer · 3 + 1, 2, 3.
@@ -134,11 +135,16 @@ def padding_bias(mask_BL: jax.Array) -> jax.Array:
     return (1.0 - mask_BL.astype(jnp.float32))[:, None, None, :] * PADDED
 
 
+def packed_bias(packs_BL: jax.Array) -> jax.Array:
+    """Returns the attention bias of keys of other texts, B1LM: their weight is exactly 0."""
+    return jnp.where(packs_BL[:, :, None] == packs_BL[:, None, :], 0.0, HIDDEN)[:, None]
+
+
 class Bert(nn.Module):
     """tokens, segments, mask (all i32 BL) → Encoding, pooled as tanh(dense([CLS])).
 
-    positions (i32 BL) are each token's place in its text, 0, 1, … unless the batch holds them. BERT does not read
-    packs.
+    positions (i32 BL) are each token's place in its text, 0, 1, … unless the batch holds them. packs (i32 BL), if the
+    batch holds them, number the texts of a row: tokens see each other within one only (`layers.packed_rows`).
     """
 
     config: BertConfig
@@ -153,18 +159,21 @@ class Bert(nn.Module):
         x_BLD, table_VD = embeddings(
             batch["tokens"], batch["segments"], batch.get("positions"), dropout_key, _EMBEDDINGS
         )
-        mask_BL = batch["mask"]
+        mask_BL, packs_BL = batch["mask"], batch.get("packs")
         # The mask is over keys only. Padded queries attend too, as in the original: nothing reads their output.
         implementation = choose(c, platform()).name
-        mask = AttentionMask(tokens_BM=mask_BL, implementation=implementation)
+        # Padding is a pack of its own, that no text sees.
+        tokens_BM = mask_BL if packs_BL is None else None
+        mask = AttentionMask(tokens_BM=tokens_BM, packs_BL=packs_BL, implementation=implementation)
         # The reference adds an array, which broadcasts over heads and queries; kernels apply the rule tile by tile.
         if implementation == "reference":
-            mask = padding_bias(mask_BL)
+            mask = padding_bias(mask_BL) if packs_BL is None else packed_bias(packs_BL)
         out_BLD, layers = scan_layers(
             Block, c, x_BLD, mask, dropout_key, states=states, initializing=self.is_initializing()
         )
+        first_BD = first_tokens(out_BLD, batch)
         # [CLS] through a layer that pretraining trains with next-sentence prediction; classifiers start from it.
-        pooled_BD = jnp.tanh(Linear("BD,D_->B_", size, kernel_init(c), dtype, name="pooler")(out_BLD[:, 0]))
+        pooled_BD = jnp.tanh(Linear("BD,D_->B_", size, kernel_init(c), dtype, name="pooler")(first_BD))
         return Encoding(out_BLD, mask_BL, pooled_BD, (x_BLD, *layers) if states else (), table_VD)
 
 

@@ -15,6 +15,7 @@ from contexture.models.layers.attention.mask import HIDDEN, AttentionMask, choos
 from contexture.models.layers.attention.module import Attention, AttentionMap, KVCache
 from contexture.models.layers.blocks import FeedForward, Init, Norm, lookup, scan_layers
 from contexture.models.layers.dropout import DropoutKey, dropout
+from contexture.models.layers.packed_rows import last_tokens
 from contexture.models.sharding import constrain, gathered, platform
 
 # Dropout's sites: 0 for the embeddings, then layer · 3 + 1, 2, 3.
@@ -245,6 +246,5 @@ class Gpt(nn.Module):
         # The last state is the one that heads read: after the final norm, as in transformers.
         all_states = (x_BLD, *layers[:-1], out_BLD) if states else ()
         # The last token is the only one that has seen all others: GPT-1's [extract].
-        last_B = jnp.maximum(mask_BL.sum(1) - 1, 0)
-        pooled_BD = jnp.take_along_axis(out_BLD, last_B[:, None, None], axis=1)[:, 0]
+        pooled_BD = last_tokens(out_BLD, batch)
         return Encoding(out_BLD, mask_BL, pooled_BD, all_states, table_VD)

@@ -12,6 +12,7 @@ from contexture.models.config import ModelConfig
 from contexture.models.encoding import Encoding
 from contexture.models.heads.linear_head import LinearHead
 from contexture.models.layers.dropout import DropoutKey, repeat_for_choices
+from contexture.models.layers.packed_rows import PACKED, encoding_apart, of_rows
 from contexture.models.layers.stacked import stack_layers
 from contexture.models.shapes import by_path
 
@@ -46,6 +47,9 @@ class Model(nn.Module):
 
     Fields of dims BAL hold A alternatives of each example. The backbone reads them as B·A sequences; the Encoding's
     `choices` is A, and heads that classify an example join its rows again.
+
+    Sequences may share rows (`layers.packed_rows`): the backbone computes the rows, heads of a task read each sequence
+    apart, and heads that predict tokens read the rows, whose fields these tokens are.
     """
 
     backbone: nn.Module
@@ -79,18 +83,31 @@ class Model(nn.Module):
         # To the backbone the alternatives of a choice are B·A independent sequences.
         folded = {name: _fold_choices(x) for name, x in batch.items()}
         # An ELMo has no tokens: its batches hold each word's row in the table of distinct words.
-        tokens = batch["tokens" if "tokens" in batch else "index"]
-        choices = tokens.shape[1] if tokens.ndim == 3 else 1
+        packed = PACKED in batch and "states" not in batch and "pooled" not in batch
+        sequences = batch["mask"]
+        choices = sequences.shape[1] if sequences.ndim == 3 else 1
         # Heads on a mix of layers need every layer, whether or not the caller asks for them.
         states = states or any(getattr(head, "reads_states", False) for head in run.values())
         # The backbone draws dropout for each of the B·A rows; heads get the key of the B examples.
         key = None if frozen else repeat_for_choices(dropout_key, choices)
         # A frozen run's batches hold the backbone's outputs, which are read instead of computed.
         stored = "states" in folded or "pooled" in folded
-        encoding = self._stored_encoding(folded) if stored else self.backbone(folded, key, states=states)
+        rows = None
+        if packed:
+            folded["begins"] = folded["begins"].reshape(-1)
+            # Drawn by sequence and place: packing changes no mask.
+            if key is not None:
+                key = dataclasses.replace(key, packs_XY=batch["packs"], positions_XY=batch["positions"])
+            rows = self.backbone(of_rows(folded), key, states=states)
+            encoding = encoding_apart(rows, folded)
+        else:
+            encoding = self._stored_encoding(folded) if stored else self.backbone(folded, key, states=states)
         encoding = dataclasses.replace(encoding, choices=choices)
         # Heads draw dropout above a frozen backbone too: they are what is trained.
-        outputs = {name: head(encoding, folded, dropout_key) for name, head in run.items()}
+        outputs = {
+            name: head(encoding if rows is None or isinstance(head, LinearHead) else rows, folded, dropout_key)
+            for name, head in run.items()
+        }
         # The raw weights before their softmax, as in the original's l2_coef.
         weights = [
             x

@@ -15,11 +15,12 @@ from contexture.models.shapes import LETTERS
 
 GIB = 2**30
 MESH_AXES = ("data", "fsdp", "tensor")
-# The mesh axes that may shard each letter, in order of preference. B and R: data parallelism. V, H, F and U: tensor
+# The mesh axes that may shard each letter, in order of preference. B, X and R: data parallelism. V, H, F and U: tensor
 # parallelism over vocabulary, heads, feed-forward and cells. D and J: parameters sharded over the same devices that
 # share the batch (FSDP, ZeRO-3).
 RULES: dict[str, tuple[str, ...]] = {
     "B": ("data", "fsdp"),
+    "X": ("data", "fsdp"),
     "V": ("tensor",),
     "H": ("tensor",),
     "F": ("tensor",),
@@ -60,7 +61,7 @@ def partition_spec(dims: str, shape: tuple[int, ...], axis_sizes: dict[str, int]
         candidates = RULES.get(letter, ())
         # The batch neither takes nor passes on: an activation whose batch does not divide is left to the partitioner,
         # rather than its width sharded by an axis of the batch.
-        if candidates and letter != "B":
+        if candidates and letter not in "BX":
             candidates, passed_on = candidates + passed_on, ()
         chosen: list[str] = []
         for axis in candidates:
@@ -71,7 +72,7 @@ def partition_spec(dims: str, shape: tuple[int, ...], axis_sizes: dict[str, int]
             if size % shards == 0:
                 chosen.append(axis)
                 unused.discard(axis)
-            elif letter != "B":
+            elif letter not in "BX":
                 passed_on += (axis,)
         entries.append(tuple(chosen) if len(chosen) > 1 else chosen[0] if chosen else None)
     return PartitionSpec(*entries)

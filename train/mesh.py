@@ -220,20 +220,20 @@ def state_shardings(mesh: Mesh, state: T, parameters: Params) -> T:
     return jax.tree_util.tree_map_with_path(find, state)
 
 
-def _batch_devices(mesh: Mesh) -> int:
+def batch_devices(mesh: Mesh) -> int:
     """Returns how many devices share a batch; devices along `tensor` compute the same sequences."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def round_up_to_devices(mesh: Mesh, sequences: int) -> int:
     """Returns the smallest batch ≥ `sequences` that divides evenly among the devices."""
-    devices = _batch_devices(mesh)
+    devices = batch_devices(mesh)
     return -(-sequences // devices) * devices
 
 
 def check_batch(mesh: Mesh, batch: int, parts: int, name: str) -> None:
     """Raises ConfigError unless each of the `parts` microbatches divides evenly among the devices. name: the option."""
-    devices = _batch_devices(mesh)
+    devices = batch_devices(mesh)
     if batch % (parts * devices):
         product = f"optim.accumulate × mesh.data × mesh.fsdp = {parts} × {mesh.shape['data']} × {mesh.shape['fsdp']}"
         raise ConfigError(f"{name}={batch} is not a multiple of {product} = {parts * devices}; change one of them")

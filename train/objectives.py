@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from contexture.data.tasks.batch.batches import task_fields
+from contexture.data.tasks.batch.reader import task_fields
 from contexture.models import elmo
 from contexture.models.config import WORD_CHARS
 from contexture.models.heads.crf import CrfOutput
@@ -471,12 +471,14 @@ def batch_sizes(run: Run, batch: int, choices: int = 2) -> dict[str, int]:
     # A letter is there only if a field has it: what a family does not read has no size.
     slots, words = {"P": run.data.slots} if "slots" in fields else {}, {}
     # Alternatives of a choice, or the two orders or texts of a pair, have an axis of their own (BAL).
-    alternatives = {"A": choices} if "A" in fields.get("tokens", fields.get("index", "")) else {}
+    alternatives = {"A": choices} if "A" in fields.get("mask", "") else {}
+    # Rows that sequences share: as many as there are sequences, which is the most that a batch takes.
+    rows = {"X": batch * alternatives.get("A", 1), "Y": run.data.length} if "begins" in fields else {}
     if "types" in fields:
         # At most all words of a batch, in both directions, are distinct. The CNN runs once for each of these R words.
         types = run.data.word_types or 2 * batch * run.data.length + elmo.FIRST_WORD
         words = {"R": types, "W": WORD_CHARS, "_": 2, **({"S": run.data.negatives} if run.data.negatives else {})}
-    return {"B": batch, "L": run.data.length, **slots, **alternatives, **words}
+    return {"B": batch, "L": run.data.length, **slots, **alternatives, **rows, **words}
 
 
 def loss(objective: Objective, sums: dict[str, Sum], weights: dict[str, jax.Array]) -> jax.Array:

@@ -58,9 +58,9 @@ class Session:
         run, mesh, batches = self.parts.run, self.parts.mesh, self.parts.batches
         self.start = self.done = int(self.state.step)
         self.evaluation = evaluation_step(self.parts.model, self.parts.objective, mesh)
-        # Batches of a task differ in length by bucket; text has one length, data.length.
-        length_at = batches.length_at if isinstance(batches, TaskBatches) else None
-        self.meter = ThroughputMeter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, self.start, length_at)
+        # The texts of a task differ in length; a pretraining's sequences all have data.length.
+        size_at = batches.size_at if isinstance(batches, TaskBatches) else None
+        self.meter = ThroughputMeter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, self.start, size_at)
 
     @property
     def end(self) -> int:

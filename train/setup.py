@@ -120,9 +120,10 @@ def prepare(run: Run, folder: Path, mesh: Mesh, signals: Signals) -> tuple[Train
     # Lanes: how many streams an ELMo's held-out text is dealt to. A figure must not depend on the number of devices.
     lanes = run.evaluate.batch or run.data.batch
     fingerprint = run_file.fingerprint(run, tokenizer.fingerprint, store.fingerprint)
-    batches = open_batches(run, store, tokenizer, signals)
+    devices = meshes.batch_devices(mesh)
+    batches = open_batches(run, store, tokenizer, signals, devices)
     batch = meshes.round_up_to_devices(mesh, lanes)
-    held_out = open_held_out(run, store, tokenizer, batch, lanes, signals)
+    held_out = open_held_out(run, store, tokenizer, batch, lanes, signals, devices)
     if held_out is None and (run.evaluate.patience or run.evaluate.metric != "loss"):
         name = "patience" if run.evaluate.patience else "metric"
         raise ConfigError(f"evaluate.{name} wants held-out examples; give --task.dev or --data.dev, or a fraction")
@@ -138,10 +139,23 @@ def prepare(run: Run, folder: Path, mesh: Mesh, signals: Signals) -> tuple[Train
     return parts, fingerprint
 
 
-def open_batches(run: Run, store: Shards | ExampleStore, tokenizer: Tokenizer, cancel: CancelToken = NEVER) -> Batches:
-    """Returns the training batches: of the examples of a task, or of text. `cancel` may raise to stop the planning."""
+def open_batches(
+    run: Run, store: Shards | ExampleStore, tokenizer: Tokenizer, cancel: CancelToken = NEVER, devices: int = 1
+) -> Batches:
+    """Returns the training batches: of the examples of a task, or of text.
+
+    Args:
+        run: the run.
+        store: its text or examples.
+        tokenizer: its vocabulary.
+        cancel: may raise to stop the planning.
+        devices: how many devices share a batch.
+    """
     if isinstance(store, ExampleStore):
-        return TaskBatches(store, tokenizer, run.data, run.task, family=run.family, seed=run.seed)
+        parts = run.optim.accumulate
+        return TaskBatches(
+            store, tokenizer, run.data, run.task, family=run.family, seed=run.seed, parts=parts, devices=devices
+        )
     return run.text.open_batches(store, run.data, run.seed, cancel)
 
 

@@ -16,6 +16,7 @@ from contexture.data.batches import HeldOut, iterate
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.models.families import example
 from contexture.models.layers.dropout import DropoutKey, dropout_key
+from contexture.models.layers.packed_rows import of_parts
 from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params, dims_of, path_of
 from contexture.models.sharding import constrain
@@ -207,13 +208,14 @@ def _accumulate(
         dims: letters of the batch's fields, {"tokens": "BL"}.
         parts: number of microbatches.
     """
-    # Fields with a row for each sequence are divided; the carry is divided alike.
-    by_row = {name: x for name, x in batch.items() if dims[name][0] == "B"}
+    # Fields with a row for each example are divided, and rows that sequences share; the carry is divided alike.
+    by_row = {name: x for name, x in batch.items() if dims[name][0] in "BX"}
     # Dropout is drawn by a sequence's number in the whole batch: the masks do not depend on how it is divided.
-    row_B = jnp.arange(next(iter(by_row.values())).shape[0])
+    row_B = jnp.arange(next(len(x) for name, x in by_row.items() if dims[name][0] == "B"))
     if parts == 1:
         grads, (sums, carry) = grad_fn(state.params, batch, row_B, state.carry)
         return grads, sums, carry
+    by_row = of_parts(by_row, parts)
     # Fields of the whole batch (ELMo's distinct words) are the same in every microbatch.
     shared = {name: x for name, x in batch.items() if name not in by_row}
     microbatches = (_split(by_row, parts), row_B.reshape(-1, parts).T, _split(state.carry, parts))

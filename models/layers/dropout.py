@@ -1,7 +1,8 @@
 """Counter-based dropout: a mask is a function of (seed, step, site, row, column) and of nothing else.
 
 No state is carried, and nothing depends on the mesh, the microbatch or the process: `row` is the number of the
-sequence in the whole batch, `column` the number of the element within that sequence.
+sequence in the whole batch, `column` the number of the element within that sequence. Nor does it matter which
+sequences share a row of a packed batch.
 
 This is many times cheaper than threefry, and as sound as dropout needs. Each step has a threefry key. Mixing it gives
 each (site, row) 64 bits of its own, a start and a stride. A row's counter is start + column · stride, so the counters
@@ -22,10 +23,19 @@ _MULTIPLIER_1, _MULTIPLIER_2, _GOLDEN = 0x7FEB352D, 0x846CA68B, 0x9E3779B9
 
 @flax.struct.dataclass
 class DropoutKey:
-    """The key of one step's masks: key (2 words, u32), and row_B, each sequence's number in the whole batch."""
+    """The key of one step's masks.
+
+    Args:
+        key: two words, u32.
+        row_B: each sequence's number in the whole batch.
+        packs_XY: where sequences share rows, each token's place in row_B, from 1 on, 0 at padding; else None.
+        positions_XY: with packs_XY: each token's place in its sequence.
+    """
 
     key: jax.Array
     row_B: jax.Array
+    packs_XY: jax.Array | None = None
+    positions_XY: jax.Array | None = None
 
 
 def dropout_key(seed: int | jax.Array, step: jax.Array, row_B: jax.Array) -> DropoutKey:
@@ -78,6 +88,8 @@ def bits(
     dropout_key: DropoutKey, site: jax.Array | int, shape: tuple[int, ...], whole: tuple[int, ...] = ()
 ) -> jax.Array:
     """Returns random words, u32, of shape (B, …): as drawn for an array (B, *whole), cut to this shape."""
+    if dropout_key.packs_XY is not None:
+        return _packed_bits(dropout_key, site, shape, whole)
     start_B, stride_B = row_words(dropout_key, site)
     # column = the row-major index of an element within its sequence, built from iotas so that a sharded array counts
     # its own part without communication.
@@ -88,6 +100,34 @@ def bits(
         )
     tail = (1,) * (len(shape) - 1)
     return random_word(start_B.reshape(-1, *tail), stride_B.reshape(-1, *tail), column)
+
+
+def token_words(dropout_key: DropoutKey, site: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+    """Returns the two words of each token's sequence, XY, where sequences share rows."""
+    assert dropout_key.packs_XY is not None
+    start_B, stride_B = row_words(dropout_key, site)
+    # Padding reads the first sequence's: nothing reads what comes of it.
+    number_XY = jnp.maximum(dropout_key.packs_XY - 1, 0)
+    return start_B[number_XY], stride_B[number_XY]
+
+
+def _packed_bits(
+    dropout_key: DropoutKey, site: jax.Array | int, shape: tuple[int, ...], whole: tuple[int, ...]
+) -> jax.Array:
+    """Returns the words of an array of tokens XYD, or of attention weights XHYM: for each token the ones that it has
+    where its sequence has a row of its own."""
+    assert dropout_key.positions_XY is not None
+    start_XY, stride_XY = token_words(dropout_key, site)
+    place_XY = dropout_key.positions_XY.astype(jnp.uint32)
+    if len(shape) == 3:
+        columns = jnp.arange(shape[2], dtype=jnp.uint32)[None, None]
+        column_XYD = place_XY[:, :, None] * jnp.uint32(shape[2]) + columns
+        return random_word(start_XY[:, :, None], stride_XY[:, :, None], column_XYD)
+    # A weight's row is its query's; of keys only those of the same sequence are ever seen.
+    heads = jnp.arange(shape[1], dtype=jnp.uint32)[None, :, None, None]
+    query_XHY1 = heads * jnp.uint32(whole[1]) + place_XY[:, None, :, None]
+    column_XHYM = query_XHY1 * jnp.uint32(whole[2]) + place_XY[:, None, None, :]
+    return random_word(start_XY[:, None, :, None], stride_XY[:, None, :, None], column_XHYM)
 
 
 def is_kept(word: jax.Array, rate: float) -> jax.Array:

@@ -70,7 +70,7 @@ def test_a_pair_has_two_lines_and_a_long_text_is_cut(tmp_path: Path):
     config = DataConfig(batch=2, length=8, max_predictions=1, vocabulary="words", word_types=4)
     split = store.splits["train"]
     assert split.longest == 6 and (split.longer_than(8), split.longer_than(7)) == (0, 1)
-    batch = HeldOutTask(split, WORDS, config, 2, lengths=(6,), family="elmo").read(0)
+    batch = HeldOutTask(split, WORDS, config, 2, shape=(6,), family="elmo").read(0)
     assert batch["index"].shape == (2, 2, 4) and len(batch["types"]) == 16  # 4, doubled twice
     lines = [[words_from_char_ids(batch["types"][i[m > 0]]) for i, m in zip(*line, strict=True)] for line in
             zip(batch["index"], batch["mask"], strict=True)]  # fmt: skip

@@ -72,7 +72,7 @@ def open_request(
     batch = meshes.round_up_to_devices(mesh, lanes)
     if record.run.task.kind == "off":
         return nullcontext(_held_out_text(folder, record, batch, lanes, cancel))
-    return _held_out_task(folder, record, request, batch, cancel)
+    return _held_out_task(folder, record, request, batch, meshes.batch_devices(mesh), cancel)
 
 
 def check_request(folder: Path, record: RunRecord, request: EvaluationRequest) -> None:
@@ -124,6 +124,7 @@ def open_held_out(
     batch: int,
     lanes: int = 0,
     cancel: CancelToken = NEVER,
+    devices: int = 1,
 ) -> HeldOut | None:
     """Returns the batches that a run holds out, of the examples of its task or of text; None where it holds none out.
 
@@ -135,6 +136,7 @@ def open_held_out(
         lanes: for ELMo, how many of the sequences carry text, 0 for all. Where lanes begin depends on their number,
             which must not depend on the number of devices.
         cancel: may raise to stop the planning.
+        devices: how many devices share a batch.
     """
     if isinstance(store, ExampleStore):
         # The same weights as in training: `balanced` goes by the counts of train.
@@ -142,7 +144,7 @@ def open_held_out(
         dev, rules = store.splits["dev"], answer_rules(run.task, store.counts)
         if not dev.examples:
             return None
-        return HeldOutTask(dev, tokenizer, run.data, batch, weights_C, family=run.family, rules=rules)
+        return HeldOutTask(dev, tokenizer, run.data, batch, weights_C, family=run.family, rules=rules, devices=devices)
     if not store.splits["dev"].documents:
         return None
     config = dataclasses.replace(run.data, batch=batch, ramp_from=0, ramp_steps=0)  # a ramp is for training
@@ -151,7 +153,7 @@ def open_held_out(
 
 @contextmanager
 def _held_out_task(
-    folder: Path, record: RunRecord, request: EvaluationRequest, batch: int, cancel: CancelToken
+    folder: Path, record: RunRecord, request: EvaluationRequest, batch: int, devices: int, cancel: CancelToken
 ) -> Iterator[HeldOutData]:
     run, tokenizer = record.run, read_tokenizer(folder, record)
     store = _open_store(folder, record, cancel)
@@ -167,7 +169,7 @@ def _held_out_task(
         weights = np.pad(weights, (0, max(len(split.labels) - len(weights), 0)), constant_values=1.0)
         # counts decide whether "no answer" is among the answers of a question.
         rules = answer_rules(run.task, counts)
-        return HeldOutTask(split, tokenizer, run.data, batch, weights, family=run.family, rules=rules)
+        return HeldOutTask(split, tokenizer, run.data, batch, weights, family=run.family, rules=rules, devices=devices)
 
     # Other files are encoded now, with the run's labels and layout; its own splits were encoded for training.
     if files := request.files or (run.task.test if request.split == "test" else ()):

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from contexture.data.bucketing import MIN_SAVING, batch_lengths, bucket, check_batch, power_of_two
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
+from contexture.data.packing import Shape
 from contexture.data.storage import atomic_file, is_bucket
 from contexture.data.tasks.batch.answer_rules import AnswerRules, answer_rules
 from contexture.data.tasks.batch.batches import HeldOutTask
@@ -143,6 +144,7 @@ class Predictor:
         self.truncated = 0
         """Number of examples so far that were longer than the model's sequences, or whose question was cut."""
         self._several: tuple[int, ...] = ()
+        self._shape: Shape | None = None
         self._step = evaluation_step(self.loaded.model, objective_of(self.run), self.mesh)
 
     def __call__(self, texts: Sequence[object]) -> list[Prediction]:
@@ -251,10 +253,14 @@ class Predictor:
             self.tokenizer,
             self.run.data,
             batch,
-            lengths=self._lengths(split, batch),
+            shape=self._lengths(split, batch) if self.run.text.reads_words else self._rows(split),
             family=self.run.family,
             rules=self.rules,
+            devices=meshes.batch_devices(self.mesh),
         )
+        if not self.run.text.reads_words and split.examples >= self.batch:
+            assert isinstance(held_out.shape, Shape)
+            self._shape = held_out.shape
         # From here on as in an evaluation: batches, the same compiled step, records in the order of the examples.
         collector = collector_of(held_out, labelled=False)
         with meshes.use(self.mesh, self.run.model.dtype):
@@ -268,6 +274,15 @@ class Predictor:
                 if lost:
                     record["truncated"] = True
                 yield record
+
+    def _rows(self, split: ExampleSplit) -> Shape | tuple[()]:
+        """Returns the rows of a chunk's batches: the ones of the first large chunk, so that later ones are compiled for
+        nothing new; () for what suits the chunk."""
+        shape = self._shape
+        if shape is None or split.examples < self.batch:
+            return ()
+        # A later chunk may have longer sequences.
+        return shape if shape.width >= min(split.longest + 2, self.run.data.length) else ()
 
     def _lengths(self, split: ExampleSplit, batch: int) -> tuple[int, ...]:
         """Returns the lengths of a chunk's batches: for a few examples, their bucket. The first chunk with several

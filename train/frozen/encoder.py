@@ -13,9 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from contexture.data.tasks.batch.reader import PLACES
 from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params
 from contexture.models.sharding import constrain
+from contexture.train.objectives import batch_fields
 from contexture.train.programs import shared
 from contexture.train.settings.run import Run
 
@@ -54,7 +56,7 @@ def make_encoder(model: Model, run: Run) -> Encoder:
         states = layers not in ((), (run.model.layers,))
         outputs = model.apply({"params": {"backbone": backbone}}, batch, states=states, only=(), frozen=True)
         assert isinstance(outputs, Outputs)
-        encoding, tokens = outputs.encoding, batch["tokens" if "tokens" in batch else "index"]
+        encoding, sequences = outputs.encoding, batch["mask"]
         inside_BLD = encoding.mask_BL[:, :, None] > 0
         added: Batch = {}
         if layers:
@@ -66,7 +68,9 @@ def make_encoder(model: Model, run: Run) -> Encoder:
             added["pooled"] = encoding.pooled_BD
         if several:
             # (B·A)… → BA…, as the batch's other fields.
-            added = {name: x.reshape(*tokens.shape[:2], *x.shape[1:]) for name, x in added.items()}
+            added = {name: x.reshape(*sequences.shape[:2], *x.shape[1:]) for name, x in added.items()}
         return {name: constrain(x, fields[name].partition(" ")[2]) for name, x in added.items()}
 
-    return Encoder(fields, layers, tuple(run.text.sequences), jax.jit(encode))
+    # What the backbone reads: sequences, and the rows that they share.
+    reads = tuple(name for name in batch_fields(run) if name in (*run.text.sequences, *PLACES))
+    return Encoder(fields, layers, reads, jax.jit(encode))

@@ -65,7 +65,8 @@ def with_stored_features(
     # Training and held-out examples are two splits, each with files of its own.
     fields = extraction.encoder.fields
     # Training's batches are random; for the one pass the same examples are read in order, each once.
-    one_pass = HeldOutTask(batches.split, parts.tokenizer, run.data, run.data.batch, family=run.family)
+    devices = meshes.batch_devices(parts.mesh)
+    one_pass = HeldOutTask(batches.split, parts.tokenizer, run.data, run.data.batch, family=run.family, devices=devices)
     files = [extraction.files_of("train", one_pass)]
     # Batches keep their order and their fields; features come as further fields.
     parts = dataclasses.replace(parts, batches=batches.with_features(files[0], fields))
@@ -112,7 +113,7 @@ class _Extraction:
             "data": self.parts.store.fingerprint,
             "tokenizer": self.parts.tokenizer.fingerprint,
             "split": name,
-            "lengths": examples.lengths,
+            "shape": str(examples.shape),
             "batch": examples.batch,
             "word_types": run.data.word_types,
             "layers": self.encoder.layers,

@@ -2,11 +2,11 @@
 
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Literal, Protocol, TypeVar
 
+from contexture.data.tasks.batch.batches import StepSize
 from contexture.models.families import family_of
 from contexture.train.objectives import batch_sizes
 from contexture.train.run.report import Record
@@ -84,7 +84,7 @@ class ThroughputMeter:
     """Turns the fetched metrics of steps into records, with speed and time left."""
 
     def __init__(
-        self, run: Run, devices: int, device_kind: str, start: int, length_at: Callable[[int], int] | None = None
+        self, run: Run, devices: int, device_kind: str, start: int, size_at: Callable[[int], StepSize] | None = None
     ) -> None:
         """Begins to count at step `start`.
 
@@ -93,7 +93,7 @@ class ThroughputMeter:
             devices: how many devices share a step.
             device_kind: their kind, which gives the peak.
             start: the step that training resumes from.
-            length_at: step → the length of its sequences in tokens; None: data.length for all.
+            size_at: step → the size of its batch; None: all sequences have data.length tokens.
         """
         self._steps = run.steps
         self._last_time, self._last_step = time.perf_counter(), start
@@ -108,13 +108,19 @@ class ThroughputMeter:
         self._data = run.data
         # The formula counts a backbone that is trained: with stored features it would promise too much.
         peak = None if run.reads_features else peak_flops(device_kind)
-        self._length_at = length_at or (lambda step: run.data.length)
+        self._size_at = size_at or self._text_size
         sizes, training_flops = batch_sizes(run, 1), family_of(run.model).training_flops
         # length → seconds that all devices together need for one such sequence at their peak. Cached: there are few
         # lengths, and the formula of a family walks over its configuration.
         self._peak_seconds = lru_cache(
-            lambda length: training_flops(run.model, {**sizes, "L": length}) / (peak * devices) if peak else None
+            lambda length: (
+                training_flops(run.model, {**sizes, "A": 1, "L": length}) / (peak * devices) if peak else None
+            )
         )
+
+    def _text_size(self, step: int) -> StepSize:
+        batch, length = self._data.batch_size_at(step), self._data.length
+        return StepSize(batch, batch * length, batch * length)
 
     @contextlib.contextmanager
     def pausing(self, kind: Literal["evaluation", "save"]) -> Iterator[None]:
@@ -149,8 +155,9 @@ class ThroughputMeter:
             yield batch
 
     def records(self, steps: list[int], fetched: list[Mapping[str, object]]) -> list[Record]:
-        """Returns one record for each step: `step`, `split`, its metrics, tokens_per_second (with padding), mfu, and
-        data_wait, the share of time that the loop waited for batches.
+        """Returns one record for each step: `step`, `split`, its metrics, tokens_per_second (of the texts), mfu,
+        data_wait, the share of time that the loop waited for batches, and for a task padding_ratio, the tokens that
+        are computed for each of the texts.
 
         The host runs ahead of the device, so single steps cannot be timed: all get the mean speed since the last
         records.
@@ -161,23 +168,24 @@ class ThroughputMeter:
         now, last = time.perf_counter(), steps[-1]
         count = max(last - self._last_step, 1)
         seconds = (now - self._last_time) / count
-        # length → sequences, over these steps: the batch may grow (data.ramp-from), and lengths differ by bucket.
-        done = range(self._last_step, last)
-        batches = Counter[int]()
-        for step in done:
-            batches[self._length_at(step)] += self._data.batch_size_at(step)
+        # The batch may grow (data.ramp-from), and texts differ in length.
+        sizes = [self._size_at(step) for step in range(self._last_step, last)]
+        tokens = sum(size.tokens for size in sizes)
         # The first records have no speed: their time includes the compilation.
         speed: dict[str, float] = {}
         if self._compiled:
             speed = {
-                "tokens_per_second": sum(n * length for length, n in batches.items()) / count / seconds,
+                "tokens_per_second": tokens / count / seconds,
                 "seconds_left": seconds * (self._steps - last) + self._pauses_left(last),
                 "data_wait": min(self._waited / max(now - self._last_time, 1e-9), 1.0),
             }
-            # MFU: the seconds that these sequences would take at the peak, over the seconds that they took.
-            peak_seconds = [(self._peak_seconds(length), n) for length, n in batches.items()]
+            # MFU: the seconds that these sequences would take at the peak, over the seconds that they took. They count
+            # as all of the step's mean length, rounded up; what pads them counts for nothing.
+            peak_seconds = [(self._peak_seconds(-(-size.tokens // size.sequences)), size.sequences) for size in sizes]
             if all(each is not None for each, _ in peak_seconds):
                 speed["mfu"] = sum((each or 0.0) * n for each, n in peak_seconds) / count / seconds
+        if tokens and self._size_at != self._text_size:
+            speed["padding_ratio"] = sum(size.computed for size in sizes) / tokens
         self._last_time, self._last_step, self._compiled, self._waited = now, last, True, 0.0
         return [
             {"step": step, "split": "train", **figures, **speed} for step, figures in zip(steps, fetched, strict=True)

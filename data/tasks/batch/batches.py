@@ -2,208 +2,46 @@
 
 import copy
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data import rng
 from contexture.data.binary_files import I64
-from contexture.data.bucketing import batch_lengths, length_for, one_of, padded, places_for
+from contexture.data.bucketing import batch_lengths, one_of, places_for
 from contexture.data.config import DataConfig, Family, TaskConfig
-from contexture.data.errors import DataError
-from contexture.data.families.base import TextFamily
 from contexture.data.families.registry import TEXT_FAMILIES
-from contexture.data.layouts import (
-    Batch,
-    SpanPairs,
-    both_orders,
-    elmo_words,
-    kept_tokens,
-    lay_out,
-    truncate_longest_first,
-    word_lines,
-)
-from contexture.data.task_kinds import KINDS
+from contexture.data.layouts import Batch
+from contexture.data.packing import Packing, Shape, choose_heights, fill, pack, row_width
 from contexture.data.tasks.batch.answer_rules import AnswerRules
-from contexture.data.tasks.batch.document_context import context_tokens, own_tags
+from contexture.data.tasks.batch.reader import TokenReader, WordReader, sequence_length, task_fields
 from contexture.data.tasks.read.labels import class_weights
 from contexture.data.tasks.read.tables import counted
-from contexture.data.tasks.store.example_store import ExampleSplit, ExampleStore, Rows, is_absent
-from contexture.data.tasks.store.span_store import UNSPELLED, SpanSplit, token_places
+from contexture.data.tasks.store.example_store import ExampleSplit, ExampleStore, Rows
 from contexture.data.tasks.store.stored_features import FeatureFiles
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, MAX_BYTES
-
-
-def task_fields(kind: str, family: Family, symmetric: bool = False, pair: bool = False) -> dict[str, str]:
-    """Returns the arrays of a task's batch. Where an example has several sequences (a choice's alternatives, the two
-    orders of a pair, the two texts of a pair where words are read), they are BAL: `task_fields("choice",
-    "bert")["tokens"]` → `i32 BAL`."""
-    text = TEXT_FAMILIES[family]
-    sequences = {**text.sequences, **text.own_tokens}
-    if kind == "choice" or symmetric or (pair and text.reads_words):
-        # The sequences alone: an example has one answer, however many of them it has.
-        sequences = {name: spec.replace("BL", "BAL") for name, spec in sequences.items()}
-    return {**sequences, **KINDS[kind].batch}
-
+from contexture.data.tokenizers.elmo_char_ids import MAX_BYTES
 
 WINDOW = 64
-"""Held-out batches whose examples are sorted by length together, where batches have several lengths."""
-SHORTEST = 5
-"""Tokens of a sequence with room for a pair: three special tokens and a token of each text."""
+"""Held-out batches whose examples are put together: sorted by length, or packed into the same rows."""
+SAMPLE = 1 << 14
+"""Examples that the numbers of rows are chosen by."""
 
 
-def sequence_length(config: DataConfig, longest: int) -> int:
-    """Returns the tokens of a sequence: of the longest example, rounded up to a multiple of 8, at most data.length."""
-    return int(padded(np.int64(longest), config.length))
+class StepSize(NamedTuple):
+    """The size of a step's batch.
 
+    Args:
+        sequences: its sequences; an example may have several.
+        tokens: the tokens of their texts, special ones counted.
+        computed: the places of its arrays, padding counted.
+    """
 
-@dataclass(frozen=True)
-class _Reader:
-    """Examples by their numbers → the arrays of a batch."""
-
-    split: ExampleSplit
-    tokenizer: Tokenizer
-    text: TextFamily
-    lengths: tuple[int, ...]
-    """The lengths that batches are padded to, ascending."""
-    weights_C: NDArray[np.float32]
-    types: int = 0
-    """Rows for distinct words; 0: as many as there could be."""
-    length: int = 0
-    """Tokens of a sequence that is filled with context: data.length, whatever its batch is padded to."""
-
-    def __post_init__(self) -> None:
-        """Raises: DataError where the vocabulary lacks the family's special tokens, or a sequence has no room for
-        them."""
-        self.text.check_task_vocabulary(self.tokenizer)
-        if self.lengths[-1] < SHORTEST:
-            raise DataError(
-                f"data.length={self.lengths[-1]} has no room for a pair of texts and its special tokens; "
-                f"give at least {SHORTEST}"
-            )
-
-    def length_of(self, numbers: I64) -> int:
-        """Returns the length that a batch of the examples with these numbers is padded to."""
-        # Of a single length the examples need not be looked at.
-        return length_for(self.lengths, self.split.tokens_of(numbers)) if self.lengths[1:] else self.lengths[0]
-
-    def context(self, rows: Rows) -> tuple[I64, I64]:
-        """Returns how many tokens are read before and after each row's own: none, but of a sentence within its
-        document."""
-        split = self.split
-        if split.documents is None or split.tags is None:
-            return np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-        # + 2: the special tokens at the two ends of a sequence, which an ELMo counts too.
-        return context_tokens(rows, split.documents, split.tags, self.length - 2, at_ends=self.text.is_causal)
-
-    def read(self, numbers: I64, chosen: I64 | None = None) -> Batch:
-        """Returns the examples with these numbers as a batch, or the chosen rows of it. The whole batch decides the
-        length and, where words are read by their characters, the table `types`: every device has the same."""
-        length = self.length_of(numbers)
-        if self.text.reads_words:
-            return self._words(numbers, np.arange(len(numbers)) if chosen is None else chosen, length)
-        split, rows = self.split, self.split.take(numbers if chosen is None else numbers[chosen])
-        count = len(rows) // split.choices
-        # Where there is no second text, `b` is -1.
-        single = rows["b"] < 0
-        middle = np.where(single, rows["end"], rows["b"])  # where the first text ends
-        b_length = np.where(single, -1, rows["end"] - middle)
-        before, after = self.context(rows)
-        # Context belongs to the first text: a tagged sentence has no second one.
-        begin, a_length = rows["a"] - before, before + middle - rows["a"] + after
-        pairs = SpanPairs(begin, a_length, middle, b_length, np.zeros(len(rows), bool))
-        # Both orders first: a pair and its reverse are each cut for themselves, since b gives on a tie.
-        pairs = truncate_longest_first(both_orders(pairs) if split.symmetric else pairs, length)
-        marks = self.text.marks(self.tokenizer)
-        assert marks is not None  # the vocabulary was checked
-        fields = {**self.text.sequences, **self.text.own_tokens}
-        batch, text_BL, _ = lay_out(split.tokens.read, pairs, marks, self.tokenizer.pad, length, fields)
-        # An example's sequences are consecutive rows: BAL are the same numbers in the same order.
-        if split.kind == "choice" and "next_weights" in batch:
-            batch["next_weights"][is_absent(rows)] = 0.0  # special tokens alone say nothing of the language
-        if split.kind == "choice" or split.symmetric:
-            batch = {name: array.reshape(count, -1, length) for name, array in batch.items()}
-        answers = self._answers(rows)
-        if split.spans is not None:
-            answers |= self._spans(split.spans, numbers if chosen is None else numbers[chosen], rows)
-        if split.tags is not None:
-            # Tags are stored in parallel to the tokens: the span that was read as text is read again as tags.
-            tags_BL = np.full(text_BL.shape, -1, np.int32)
-            tags_BL[text_BL] = split.tags.read(pairs.a_start, pairs.a_length)
-            answers |= self._tags(own_tags(tags_BL, before, middle - rows["a"], 1))
-        return {**batch, **answers}
-
-    def _words(self, numbers: I64, chosen: I64, length: int) -> Batch:
-        """Reads examples as words, a pair's texts as two sequences, or as one where an alternative is chosen.
-
-        data.length counts the begin and the end of a sentence, which an ELMo itself adds, so the arrays have two
-        places fewer. The arrays of static vectors have too, so that they read the same words.
-        """
-        split, rows = self.split, self.split.take(numbers)
-        # Where the texts are among the tokens, and how much of each is read.
-        words, texts = length - 2, 2 if split.pair else 1
-        middle = np.where(rows["b"] < 0, rows["end"], rows["b"])
-        own, (before, after) = middle - rows["a"], self.context(rows)
-        starts = np.stack([rows["a"] - before, middle], 1)[:, :texts].ravel()
-        lengths = np.stack([before + own + after, rows["end"] - middle], 1)[:, :texts]
-        if split.layout == "joined":
-            # Both are in one sequence: the longer one gives first, as where special tokens separate them.
-            lengths = np.stack(kept_tokens(lengths[:, 0], lengths[:, 1], words), 1)
-            texts = split.choices
-        lengths = np.minimum(lengths, words).ravel()
-        # All rows are read, also where a few are chosen: the distinct words of the whole batch make its table.
-        count = len(numbers) * texts
-        # Room for a batch in which every word is distinct.
-        size = self.types or count * words + FIRST_WORD
-        if split.char_ids is None:
-            batch, types = word_lines(split.tokens.read, starts, lengths, words, count), {}
-        else:
-            batch = elmo_words(split.tokens.read, starts, lengths, split.char_ids, words, size, count)
-            types = {"types": batch.pop("types")}
-        # As [examples, texts, words]; then the chosen rows, without the dim of texts where there is one text.
-        sequences = {name: x.reshape(len(numbers), texts, words) for name, x in batch.items()}
-        sequences = {name: x[chosen] if split.pair else x[chosen, 0] for name, x in sequences.items()}
-        rows = rows.reshape(len(numbers), split.choices)[chosen].ravel()
-        answers = self._answers(rows)
-        if split.spans is not None:
-            answers |= self._spans(split.spans, numbers[chosen], rows)
-        if split.tags is not None:
-            tags_BL = np.full((len(numbers), words), -1, np.int32)
-            tags_BL[batch["mask"] > 0] = split.tags.read(starts, lengths)
-            answers |= self._tags(own_tags(tags_BL, before, own, 0)[chosen])
-        return {**types, **sequences, **answers}
-
-    def _answers(self, rows: Rows) -> Batch:
-        split, batch = self.split, dict[str, np.ndarray]()
-        if split.kind == "choice":
-            batch["choices"] = (~is_absent(rows)).reshape(-1, split.choices).astype(np.float32)
-        # One answer an example: its first row has it.
-        rows = rows[:: split.choices]
-        answer, _ = KINDS[split.kind].answer
-        if answer == "label":
-            # -1, no label, becomes 0: predictions are made without one, and their loss is never read.
-            batch["labels"] = np.maximum(rows["label"], 0).astype(np.int32)
-            batch["weights"] = self.weights_C[batch["labels"]]
-        elif answer == "value":
-            batch["targets"] = rows["value"].astype(np.float32)
-        return {**batch, "valid": np.ones(len(rows), np.float32)}
-
-    def _spans(self, spans: SpanSplit, numbers: I64, rows: Rows) -> Batch:
-        # A window whose answer no token spells teaches nothing: its weight is 0.
-        labels = spans.labels.read(numbers, np.ones(len(numbers), np.int64))
-        batch: Batch = {"weights": (labels["start"] != UNSPELLED).astype(np.float32)}
-        for field, end in (("starts", "start"), ("ends", "end")):
-            places = token_places(rows, labels[end].astype(np.int64), self.text.reads_words)
-            # Where the window holds no answer, start and end are place 0, as in the original ([CLS]).
-            batch[field] = np.where(labels[end] >= 0, places, 0).astype(np.int32)
-        return batch
-
-    def _tags(self, tags_BL: NDArray[np.int32]) -> Batch:
-        # Only the pieces that words are read at count; the others have the tag -1.
-        weights_BL = np.where(tags_BL >= 0, self.weights_C[np.maximum(tags_BL, 0)], 0).astype(np.float32)
-        return {"tags": tags_BL, "tag_weights": weights_BL}
+    sequences: int
+    tokens: int
+    computed: int
 
 
 class TaskBatches:
@@ -222,7 +60,21 @@ class TaskBatches:
         *,
         family: Family,
         seed: int,
+        parts: int = 1,
+        devices: int = 1,
     ) -> None:
+        """Opens the training split.
+
+        Args:
+            store: the examples.
+            tokenizer: the model's vocabulary.
+            config: the run's data.
+            task: its task.
+            family: the model's family.
+            seed: of the order of the examples.
+            parts: microbatches of a batch.
+            devices: how many devices share a batch: of a microbatch's rows each has as many.
+        """
         split = store.splits["train"]
         self.fields = task_fields(store.kind, family, split.symmetric, store.pair)
         self.tokenizer, self.batch, self.seed, self.split = tokenizer, config.batch, seed, split
@@ -230,29 +82,29 @@ class TaskBatches:
         self.examples_per_epoch = split.examples
         self.rows_read = 0
         weights_C = class_weights(task, store.labels, store.counts)
-        self.lengths = batch_lengths(split, sequence_length(config, split.longest), config.batch, shuffled=True)
-        """Tokens of a sequence: a batch has the least that holds its longest example."""
-        text = TEXT_FAMILIES[family]
-        self._reader = _Reader(split, tokenizer, text, self.lengths, weights_C, config.word_types, config.length)
+        text, longest = TEXT_FAMILIES[family], sequence_length(config, split.longest)
+        self.length = longest
+        """Tokens of the longest sequences."""
+        self._parts, self._multiple = parts, parts * devices
         self._features: FeatureFiles | None = None
         self._orders: dict[int, I64] = {}
+        self._heights: dict[int, tuple[int, ...]] = {}
         self._lock = threading.Lock()
+        args = (split, tokenizer, text, longest, weights_C, config.length)
+        self._tokens = None if text.reads_words else TokenReader(*args)
+        self._words = WordReader(*args) if text.reads_words else None
+        self.lengths = batch_lengths(split, longest, config.batch, shuffled=True) if text.reads_words else (longest,)
+        """Of words, the lengths of sequences: a batch has the least that holds its longest example."""
+        self.width = self._row_width() if self._tokens is not None else 0
+        """Tokens of a row that sequences share."""
 
     def with_features(self, files: FeatureFiles, fields: dict[str, str]) -> "TaskBatches":
-        """Returns these batches with what a frozen backbone computes of their examples: the fields of its files."""
+        """Returns these batches with what a frozen backbone computes of their examples, the fields of its files, in
+        place of what it reads."""
         # A shallow copy: both have the same reader, orders and lock.
         other = copy.copy(self)
-        other._features, other.fields = files, {**self.fields, **fields}
+        other._features, other.fields = files, {**without_rows(self.fields), **fields}
         return other
-
-    @property
-    def length(self) -> int:
-        """Tokens of the longest sequences."""
-        return self.lengths[-1]
-
-    def length_at(self, step: int) -> int:
-        """Returns the tokens of the step's sequences."""
-        return self._reader.length_of(self._numbers(step)) if self.lengths[1:] else self.length
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """Returns the rows (numbers within the batch, all of them if None) of the step's batch, in the order asked
@@ -261,8 +113,59 @@ class TaskBatches:
         with self._lock:
             self.rows_read += len(rows)
         numbers = self._numbers(step)
-        batch = self._reader.read(numbers, rows)
+        if self._words is not None:
+            batch = self._words.read(numbers, rows, self.length_at(step), self.config.word_types)
+        else:
+            assert self._tokens is not None
+            batch = self._tokens.read(numbers, rows, None if self._features else self.packing(step))
         return batch if self._features is None else self._features.add(batch, numbers[rows])
+
+    def length_at(self, step: int) -> int:
+        """Returns the tokens of the step's sequences."""
+        return self.length if self._words is None else self._words.length_of(self._numbers(step), self.lengths)
+
+    def size_at(self, step: int) -> StepSize:
+        """Returns the size of the step's batch."""
+        numbers = self._numbers(step)
+        if self._tokens is not None and self._features is None:
+            packing = self.packing(step)
+            return StepSize(len(packing.lengths), int(packing.lengths.sum()), packing.rows * packing.width)
+        # Of words the longer text of a pair counts for both.
+        length, each = self.length_at(step), self.split.sequences
+        tokens = int(np.minimum(self.split.tokens_of(numbers) + 2, length).sum()) * each
+        return StepSize(len(numbers) * each, tokens, len(numbers) * each * length)
+
+    def packing(self, step: int) -> Packing:
+        """Returns where the step's sequences lie in its rows."""
+        return self._packed(self._numbers(step), self.heights(self.config.batch_size_at(step)))
+
+    def heights(self, batch: int) -> tuple[int, ...]:
+        """Returns the numbers of rows that batches of so many examples have, but for rare ones that need more."""
+        if batch not in self._heights:
+            needed = [self._packed(numbers, ()).rows for numbers in self._sample(batch)]
+            self._heights[batch] = choose_heights(needed, self.examples_per_epoch // batch + 1, self._multiple)
+        return self._heights[batch]
+
+    def _packed(self, numbers: I64, heights: tuple[int, ...]) -> Packing:
+        assert self._tokens is not None
+        lengths, each = self._tokens.lengths_of(numbers), self._tokens.each
+        return pack(lengths, self.width, heights, self._multiple, self._parts, each)
+
+    def _sample(self, batch: int) -> Iterator[I64]:
+        """Yields the examples of some batches, at least eight of them, in the order of the first epoch."""
+        for first in range(0, max(min(SAMPLE, 256 * batch), 8 * batch), batch):
+            yield self._order(0)[np.arange(first, first + batch) % self.examples_per_epoch]
+
+    def _row_width(self) -> int:
+        assert self._tokens is not None
+        # One microbatch fills rows of its own.
+        size = -(-self.batch // self._multiple)
+        sums = [int(self._tokens.lengths_of(numbers).sum()) for numbers in self._sample(size)]
+        return row_width(int(self._longest()), max(sums))
+
+    def _longest(self) -> int:
+        # Special tokens at both ends; a longer sequence is cut.
+        return min(self.split.longest + 2, self.length)
 
     def _numbers(self, step: int) -> I64:
         """Returns the examples of the step's batch."""
@@ -290,22 +193,37 @@ class TaskBatches:
 
     def describe(self) -> str:
         """Describes the training data, in a sentence."""
+        shape = f"{one_of(self.lengths)} tokens"
         if self.split.spans is not None:
-            windows = f"{self.split.examples:,} windows of {one_of(self.lengths)} tokens"
+            windows = f"{self.split.examples:,} windows of {shape}"
             return f"{self.split.spans.count:,} questions in {windows}"
         if self.split.windows != "off":
-            return f"{self.split.texts:,} texts in {self.split.examples:,} windows of {one_of(self.lengths)} tokens"
+            return f"{self.split.texts:,} texts in {self.split.examples:,} windows of {shape}"
         longer = self.split.longer_than(self.length)
         cut = f"; {longer:,} of them longer, and cut" if longer else ""
         sequences = 2 if self.split.symmetric else self.split.choices
         several = f"{'up to ' * self.split.has_absent()}{sequences} " if sequences > 1 else ""
         words = f"; {counted(self._cut_words, 'word')} longer than {MAX_BYTES} bytes, cut" if self._cut_words else ""
-        return f"{self.split.examples:,} examples in {several}sequences of {one_of(self.lengths)} tokens{cut}{words}"
+        return f"{self.split.examples:,} examples in {several}sequences of {shape}{cut}{words}{self._in_rows()}"
+
+    def _in_rows(self) -> str:
+        """Describes the rows that the sequences of a batch share."""
+        if self._tokens is None:
+            return ""
+        heights = self.heights(self.batch)
+        packed = [self._packed(numbers, heights) for numbers in self._sample(self.batch)]
+        ratio = sum(each.rows * each.width for each in packed) / sum(int(each.lengths.sum()) for each in packed)
+        return f"; {one_of(heights)} rows of {self.width} tokens a batch, padding ratio {ratio:.2f}"
+
+
+def without_rows(fields: dict[str, str]) -> dict[str, str]:
+    """Returns the fields of a batch without the rows that sequences share."""
+    return {name: spec for name, spec in fields.items() if not spec.endswith("XY") and name != "begins"}
 
 
 class HeldOutTask:
-    """Every example once, in `steps` batches of `batch` examples: in order, or of several lengths in order of length
-    within each WINDOW of batches."""
+    """Every example once, in `steps` batches: within each window, tokens in packed rows that are dealt out to batches,
+    words in batches of `batch` examples by length."""
 
     unit = "examples"
 
@@ -316,10 +234,11 @@ class HeldOutTask:
         config: DataConfig,
         batch: int,
         weights_C: NDArray[np.float32] | None = None,
-        lengths: tuple[int, ...] = (),
+        shape: "Shape | tuple[int, ...]" = (),
         *,
         family: Family,
         rules: AnswerRules | None = None,
+        devices: int = 1,
     ) -> None:
         """Opens a split.
 
@@ -327,86 +246,127 @@ class HeldOutTask:
             split: the examples.
             tokenizer: the model's vocabulary.
             config: the run's data.
-            batch: examples of a batch.
+            batch: about how many examples a batch has.
             weights_C: the weight of each label in the loss (all 1 if None).
-            lengths: tokens of a sequence, as TaskBatches.lengths; (): the lengths that suit the examples.
+            shape: the rows of a batch, or where words are read the lengths of sequences; (): what suits the examples.
             family: the model's family.
             rules: how the answer to a question is chosen.
+            devices: how many devices share a batch.
         """
         self.fields = task_fields(split.kind, family, split.symmetric, split.pair)
         self.text = TEXT_FAMILIES[family]
         self.shift = int(self.text.reads_words)
         """1 where no special token precedes the text, so that a word is a place earlier than its piece would be."""
-        self.tokenizer, self.batch, self.split = tokenizer, batch, split
+        self.tokenizer, self.split, self.config = tokenizer, split, config
         self.rules = rules or AnswerRules()
         # `count` is of what the user gave, texts or questions; `steps` go over their windows.
         self.count = split.count
-        self.steps = -(-split.examples // batch)
         self.rows_read = 0
         # All labels weigh the same, unless the caller says otherwise.
-        ones_C = np.ones(max(len(split.labels), 1), np.float32)
-        if not lengths:
-            lengths = batch_lengths(split, sequence_length(config, split.longest), batch, shuffled=False)
-        self.lengths = lengths
-        weights_C = ones_C if weights_C is None else weights_C
-        self._reader = _Reader(split, tokenizer, self.text, lengths, weights_C, config.word_types, config.length)
-        self._features: FeatureFiles | None = None
-        self._sorted: dict[int, I64] = {}
         self._lock = threading.Lock()
+        ones_C = np.ones(max(len(split.labels), 1), np.float32)
+        self.length = sequence_length(config, split.longest)
+        """Tokens of the longest sequences."""
+        args = (split, tokenizer, self.text, self.length, ones_C if weights_C is None else weights_C, config.length)
+        self._features: FeatureFiles | None = None
+        self.batch = batch
+        """For how many examples the arrays of a batch have room."""
+        self._words = WordReader(*args) if self.text.reads_words else None
+        self._tokens = None if self.text.reads_words else TokenReader(*args)
+        self._reader = self._words or self._tokens
+        # The examples of each batch, and where their sequences lie; and which batches end a window.
+        self._plan: list[tuple[I64, Packing | None]] = []
+        self._ends = set[int]()
+        if self._words is not None:
+            assert not isinstance(shape, Shape)
+            self.shape: Shape | tuple[int, ...] = shape or batch_lengths(split, self.length, batch, shuffled=False)
+            self.length = self.shape[-1]
+            self._plan_words(self.shape)
+        else:
+            packed = shape if isinstance(shape, Shape) else self.shape_for(batch, devices)
+            self.shape = packed
+            self._plan_tokens(packed, devices)
+        self.steps = len(self._plan)
+
+    def shape_for(self, batch: int, devices: int = 1) -> Shape:
+        """Returns the shape that suits the examples, for batches of about so many."""
+        assert self._tokens is not None
+        every, each = np.arange(self.split.examples), self._tokens.each
+        lengths = self._tokens.lengths_of(every[:: max(len(every) // SAMPLE, 1)])
+        if each == 1:
+            return Shape.for_lengths(lengths, batch, devices)
+        # Of an example with several sequences all are in one batch, and batches need more or fewer rows.
+        groups = [lengths[first : first + batch * each] for first in range(0, len(lengths), batch * each)]
+        width = row_width(int(lengths.max(initial=1)), max(int(group.sum()) for group in groups))
+        needed = [pack(group, width, (), devices).rows for group in groups]
+        return Shape(width, choose_heights(needed, -(-len(every) // batch), devices), batch)
+
+    def _plan_tokens(self, shape: Shape, devices: int) -> None:
+        assert self._tokens is not None
+        each, window = self._tokens.each, WINDOW * self.batch
+        if each == 1:
+            self.batch = shape.slots
+        for first in range(0, self.split.examples, window if each == 1 else self.batch):
+            numbers = np.arange(first, min(first + (window if each == 1 else self.batch), self.split.examples))
+            lengths = self._tokens.lengths_of(numbers)
+            if each == 1:
+                self._plan += [(numbers[own], packing) for own, packing in fill(lengths, shape)]
+            else:
+                self._plan.append((numbers, pack(lengths, shape.width, shape.heights, devices, each=each)))
+            self._ends.add(len(self._plan) - 1)
+
+    def _plan_words(self, lengths: tuple[int, ...]) -> None:
+        # Batches of one length need no order, and their answers come one batch after the other.
+        window = (WINDOW if lengths[1:] else 1) * self.batch
+        for first in range(0, self.split.examples, window):
+            numbers = np.arange(first, min(first + window, self.split.examples))
+            if lengths[1:]:
+                # The longest first: if memory does not suffice, that shows at once.
+                numbers = numbers[np.argsort(-places_for(lengths, self.split.tokens_of(numbers)), kind="stable")]
+            self._plan += [(numbers[at : at + self.batch], None) for at in range(0, len(numbers), self.batch)]
+            self._ends.add(len(self._plan) - 1)
 
     def with_features(self, files: FeatureFiles, fields: dict[str, str]) -> "HeldOutTask":
         """As `TaskBatches.with_features`."""
         other = copy.copy(self)
-        other._features, other.fields = files, {**self.fields, **fields}
+        other._features, other.fields = files, {**without_rows(self.fields), **fields}
         return other
-
-    @property
-    def length(self) -> int:
-        """Tokens of the longest sequences."""
-        return self.lengths[-1]
 
     def numbers(self, step: int) -> I64:
         """Returns the examples (of questions, the windows) of a batch, without those that only fill it up."""
-        first, last = step * self.batch, min((step + 1) * self.batch, self.split.examples)
-        if not self.lengths[1:]:
-            return np.arange(first, last)
-        # Windows are whole batches, so that no batch lies in two of them.
-        window, before = step // WINDOW, step // WINDOW * WINDOW * self.batch
-        with self._lock:
-            if window not in self._sorted:
-                # Readers that run ahead meet at the border of two windows.
-                self._sorted = {w: order for w, order in self._sorted.items() if abs(w - window) == 1}
-                numbers = np.arange(before, min(before + WINDOW * self.batch, self.split.examples))
-                places = places_for(self.lengths, self.split.tokens_of(numbers))
-                # The longest first: if memory does not suffice, that shows at once.
-                self._sorted[window] = numbers[np.argsort(-places, kind="stable")]
-            return self._sorted[window][first - before : last - before]
+        return self._plan[step][0]
 
     def tokens_before(self, rows: Rows) -> I64:
         """Returns how many tokens of its document precede each row's own."""
+        assert self._reader is not None
         return self._reader.context(rows)[0]
 
     def ends_window(self, step: int) -> bool:
         """Returns whether the examples of all batches up to this one are a number of first examples."""
-        return not self.lengths[1:] or step + 1 == self.steps or (step + 1) % WINDOW == 0
+        return step in self._ends
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """Reads as TaskBatches does, for steps below `steps`. Rows past the last example repeat it without
-        weight, and words without themselves."""
+        weight or tokens."""
         rows = np.arange(self.batch) if rows is None else np.asarray(rows, np.int64)
-        own = self.numbers(step)
-        # Devices need whole batches, so the last one is filled up by an example that counts nowhere: one of its own,
-        # which makes it no longer.
-        numbers = np.concatenate([own, np.repeat(own[-1:], self.batch - len(own))])
-        batch = self._reader.read(numbers, rows)
-        spare = rows >= len(own)
-        weights = ("valid", "weights", "tag_weights", "next_weights")
-        for name in (*weights, "mask") if self.split.by_words else weights:
+        numbers, packing = self._plan[step]
+        # Devices need whole batches, so each is filled up by an example that counts nowhere: one of its own, which
+        # makes it no longer.
+        filled = np.concatenate([numbers, np.repeat(numbers[-1:], self.batch - len(numbers))])
+        if self._words is not None:
+            assert isinstance(self.shape, tuple)
+            length = self._words.length_of(numbers, self.shape)
+            batch = self._words.read(filled, rows, length, self.config.word_types)
+        else:
+            assert self._tokens is not None
+            batch = self._tokens.read(numbers, rows, None if self._features else packing)
+        spare = rows >= len(numbers)
+        for name in ("valid", "weights", "tag_weights", "mask"):
             if name in batch:
-                batch[name][spare] = 0.0
+                batch[name][spare] = 0
         with self._lock:
             self.rows_read += len(rows)
-        return batch if self._features is None else self._features.add(batch, numbers[rows])
+        return batch if self._features is None else self._features.add(batch, filled[rows])
 
 
 class ExampleOrder:

@@ -49,7 +49,7 @@ def open_questions(
     config = DataConfig(batch=batch, length=layout.length, max_predictions=1)
     # Of one length, so that batches are in order, as the scores that are drawn here.
     lengths = (sequence_length(config, split.longest),)
-    return HeldOutTask(split, tokenizer, config, batch, lengths=lengths, family=family, rules=AnswerRules(**rules))
+    return HeldOutTask(split, tokenizer, config, batch, family=family, rules=AnswerRules(**rules))
 
 
 _candidates = jax.jit(span_candidates, static_argnums=2)

@@ -64,7 +64,7 @@ def split_in(family: str, items: list[Example]) -> ExampleSplit:
 
 def held_out_of(family: str, items: list[Example], batch: int) -> HeldOutTask:
     config = DataConfig(batch=batch, length=16, word_types=32)
-    return HeldOutTask(split_in(family, items), TOKENIZERS[family], config, batch, lengths=(16,), family=family)  # pyright: ignore[reportArgumentType]
+    return HeldOutTask(split_in(family, items), TOKENIZERS[family], config, batch, family=family)  # pyright: ignore[reportArgumentType]
 
 
 def made(case: str) -> tuple[str, Any, Any, Any]:

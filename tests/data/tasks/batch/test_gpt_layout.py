@@ -52,9 +52,7 @@ def batch_of(
     length = more.pop("length", 0)
     family: Family = "bert" if config is BERT else "gpt"
     split = split_of(items, kind, tokenizer, **more)
-    held_out = HeldOutTask(
-        split, tokenizer, config, lines or len(items), lengths=(length,) if length else (), family=family
-    )
+    held_out = HeldOutTask(split, tokenizer, config, lines or len(items), family=family)
     assert held_out.fields == task_fields(kind, family, split.symmetric)
     batch = held_out.read(0)
     check_fields(batch, held_out.fields)
@@ -215,7 +213,7 @@ def test_a_choice_is_its_pairs_whatever_the_batch(items, lines, length):
     pairs: list[Example] = [Pair(text, choice, "0", "f:1") for text, choices in items for choice in choices]
     expected = batch_of(pairs, "classify", labels=("0",), length=length)
     split = split_of(examples, "choice", labels=("0", "1", "2"))
-    held_out = HeldOutTask(split, LETTERS, GPT, lines, lengths=(length,) if length else (), family="gpt")
+    held_out = HeldOutTask(split, LETTERS, GPT, lines, family="gpt")
     read = [(held_out.read(step), len(held_out.numbers(step))) for step in range(held_out.steps)]
     for name in ("tokens", "mask", "next", "next_weights"):
         rows = np.concatenate([batch[name][:count] for batch, count in read])

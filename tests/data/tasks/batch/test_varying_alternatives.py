@@ -135,7 +135,7 @@ def test_an_elmo_reads_a_text_and_an_alternative_as_one_sequence():
     split = words_of(items)
     assert split.longest == 7 and (split.longer_than(9), split.longer_than(8)) == (0, 1)
     for length, first in ((9, "the cat sat there on a mat"), (8, "the cat sat on a mat"), (6, "the cat on a")):
-        held_out = HeldOutTask(split, OPEN, DataConfig(batch=2), 2, lengths=(length,), family="elmo")
+        held_out = HeldOutTask(split, OPEN, DataConfig(batch=2), 2, shape=(length,), family="elmo")
         batch = held_out.read(0)
         check_fields(batch, held_out.fields)
         assert batch["index"].shape == (2, 3, length - 2) and batch["choices"].tolist() == [[1, 1, 1], [1, 1, 0]]
@@ -163,7 +163,7 @@ def test_a_question_has_the_rows_that_it_has_alone(questions, length, family):
 
     def batch(some: list[Example]) -> dict[str, np.ndarray]:
         split = words_of(some) if family == "elmo" else split_of(some, "choice", tokenizer, names)
-        return HeldOutTask(split, tokenizer, DataConfig(batch=4), 4, lengths=(length,), family=family).read(0)
+        return HeldOutTask(split, tokenizer, DataConfig(batch=4), 4, shape=(length,), family=family).read(0)
 
     together, most = batch(items[:4]), max(len(choices) for _, choices in questions[:4])
     for row, item in enumerate(items[:4]):

@@ -69,7 +69,7 @@ def test_an_encoded_example_is_laid_out_like_the_text_at_hand(texts, length):
     pairs = [(" ".join(a), " ".join(b) if b else None) for a, b in texts]
     actual = [Text(a, "x", f"f:{n}") if b is None else Pair(a, b, "x", f"f:{n}") for n, (a, b) in enumerate(pairs)]
     split = in_memory(encode_chunk(actual, "classify", TOKENIZER, Labels(["x"])), "classify", ("x",), "f")
-    held_out = HeldOutTask(split, TOKENIZER, DATA, batch=4, lengths=(length,) if length else (), family="bert")
+    held_out = HeldOutTask(split, TOKENIZER, DATA, batch=4, family="bert")
     expected = bert_texts(TOKENIZER, [a if b is None else (a, b) for a, b in pairs], length)
     seen = 0
     for step in range(held_out.steps):
@@ -91,9 +91,7 @@ def test_a_tag_stands_at_its_words_first_piece(sentences, length):
     coded = encode_chunk(actual, "tag", TOKENIZER, labels)
     names = tuple(labels.numbers)
     split = in_memory(coded, "tag", names, "f")
-    held_out = HeldOutTask(
-        split, TOKENIZER, DATA, batch=len(actual), lengths=(length,) if length else (), family="bert"
-    )
+    held_out = HeldOutTask(split, TOKENIZER, DATA, batch=len(actual), family="bert")
     batch = held_out.read(0)
     for row, words in enumerate(sentences):
         expected = [-1]

@@ -1,0 +1,236 @@
+"""Which sequences share a row, and their arrays: rows of one width that hold several sequences, with little padding.
+
+Everything follows from the lengths alone, so that all processes of a run agree without a message.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from contexture.data.binary_files import I64
+from contexture.data.bucketing import MIN_SAVING, bucket, power_of_two
+from contexture.data.layouts import Batch
+
+ROW = 128
+"""The least tokens of a row, where there is as much text: in narrower ones long texts leave room that none fills."""
+STEP = 64
+"""Wider rows have a multiple of this."""
+OF_TOKENS = ("tokens", "segments", "next", "next_weights")
+"""The fields of a task's batch that lie in shared rows."""
+MOST_HEIGHTS = 3
+"""The most numbers of rows that a run's batches have; each is a program to compile."""
+
+
+def row_width(longest: int, total: int) -> int:
+    """Returns the tokens of a row: of the longest sequence, at least ROW, but no more than the bucket of all.
+
+    Args:
+        longest: tokens of the longest sequence.
+        total: tokens of all sequences of a batch together.
+    """
+    return min(max(ROW, -(-longest // STEP) * STEP), max(bucket(total), longest))
+
+
+def best_fit(lengths: I64, width: int, most: int = 1 << 30) -> I64:
+    """Returns the row of each sequence: the fullest one that still holds it, the longest sequences first.
+
+    Rows are numbered as they are opened, and have at most `most` sequences; `lengths` are at most `width`.
+    """
+    rows = np.empty(len(lengths), np.int64)
+    # Rows with the same room form a stack. Bit n of `rooms` says whether any has room for n tokens: the least that
+    # suffices is a shift and a trick with bits, whatever the number of rows.
+    of_room: list[list[int]] = [[] for _ in range(width + 1)]
+    rooms, held = 0, list[int]()
+    for number in np.argsort(-lengths, kind="stable").tolist():
+        need = int(lengths[number])
+        if above := rooms >> need:
+            room = need + (above & -above).bit_length() - 1
+            row = of_room[room].pop()
+            rooms &= ~((not of_room[room]) << room)
+        else:
+            room, row = width, len(held)
+            held.append(0)
+        rows[number] = row
+        held[row] += 1
+        if (left := room - need) and held[row] < most:
+            of_room[left].append(row)
+            rooms |= 1 << left
+    return rows
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the sequences of a batch lie in its rows. Those of a row follow each other in their own order.
+
+    Args:
+        rows: X, the rows.
+        width: Y, the tokens of a row.
+        begins: where each sequence begins, over all rows one after the other: i64 [sequences].
+        lengths: the tokens of each, i64 [sequences].
+    """
+
+    rows: int
+    width: int
+    begins: I64
+    lengths: I64
+
+
+def pack(lengths: I64, width: int, heights: Sequence[int], multiple: int = 1, parts: int = 1, each: int = 1) -> Packing:
+    """Packs the sequences of a batch into as few rows as one of the heights has.
+
+    Args:
+        lengths: tokens of each sequence.
+        width: Y.
+        heights: numbers of rows to choose from, ascending. Where the greatest does not suffice, there are as many as it
+            takes.
+        multiple: the number of rows is a multiple of it.
+        parts: microbatches, of which each has rows of its own: example b is in part b % parts, and so is row x.
+        each: consecutive sequences that belong to one example.
+    """
+    part = np.arange(len(lengths)) // each % parts
+    row = np.zeros(len(lengths), np.int64)
+    for p in range(parts):
+        row[part == p] = best_fit(lengths[part == p], width) * parts + p
+    # The parts have equally many rows.
+    rows = height_for((int(row.max(initial=0)) // parts + 1) * parts, heights, multiple)
+    return placed(row, lengths, rows, width)
+
+
+def height_for(rows: int, heights: Sequence[int], multiple: int) -> int:
+    """Returns the least height that has so many rows; beyond the greatest, the number itself, as a multiple."""
+    rows = -(-rows // multiple) * multiple
+    return next((height for height in heights if height >= rows), rows)
+
+
+def placed(row: I64, lengths: I64, rows: int, width: int) -> Packing:
+    """Returns the packing of sequences whose rows are known."""
+    # By row, and within a row by number: kernels skip tiles by the numbers at their two ends.
+    order = np.argsort(row, kind="stable")
+    here = np.cumsum(lengths[order]) - lengths[order]
+    first = np.ones(len(row), bool)
+    first[1:] = np.diff(row[order]) != 0
+    # How many tokens there are before a row: as many as before its first sequence.
+    before = np.maximum.accumulate(np.where(first, here, 0)) if len(row) else here
+    begins = np.empty(len(row), np.int64)
+    begins[order] = row[order] * width + here - before
+    return Packing(rows, width, begins, lengths)
+
+
+def packed_batch(sequences: Batch, packing: Packing, pad: int = 0) -> Batch:
+    """Returns fields BL of sequences, of which each has a row, as fields XY of shared rows, with packs and positions.
+
+    Args:
+        sequences: arrays [sequences, L] whose first `packing.lengths` places count.
+        packing: where they go.
+        pad: the id of padding in `tokens`.
+    """
+    lengths = packing.lengths
+    place = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    number = np.repeat(np.arange(len(lengths)), lengths)
+    at, shape = packing.begins[number] + place, (packing.rows, packing.width)
+    fields = {name: array[number, place] for name, array in sequences.items()}
+    # Packs are numbered from 1 on: 0 is padding.
+    fields |= {"packs": (number + 1).astype(np.int32), "positions": place.astype(np.int32)}
+    batch = {name: np.full(shape, pad if name == "tokens" else 0, array.dtype) for name, array in fields.items()}
+    for name, array in fields.items():
+        batch[name].ravel()[at] = array
+    return batch
+
+
+def apart(batch: Mapping[str, np.ndarray]) -> Batch:
+    """Returns a packed batch with a row for each sequence, 0 at padding: fields XY become BL, or BAL."""
+    if "begins" not in batch:
+        return dict(batch)
+    mask, begins = batch["mask"], batch["begins"]
+    at = np.where(mask > 0, begins[..., None] + np.arange(mask.shape[-1]), 0)
+    shared = {name: batch[name] for name in OF_TOKENS if name in batch}
+    rows = {name: np.where(mask > 0, array.ravel()[at], 0).astype(array.dtype) for name, array in shared.items()}
+    return {**{name: x for name, x in batch.items() if name not in ("packs", "positions", "begins")}, **rows}
+
+
+def choose_heights(needed: Sequence[int], steps: int, multiple: int = 1) -> tuple[int, ...]:
+    """Returns at most MOST_HEIGHTS numbers of rows, ascending, with which batches that need so many compute the least.
+
+    Args:
+        needed: the rows that a sample of batches needs.
+        steps: how many batches there will be; each height must save MIN_SAVING whole ones.
+        multiple: of which each is a multiple.
+    """
+    values, counts = np.unique(-(-np.asarray(needed) // multiple) * multiple, return_counts=True)
+    greatest, share = int(values[-1]), counts / counts.sum()
+
+    def cost(heights: tuple[int, ...]) -> float:
+        rows = np.asarray(heights)[np.searchsorted(heights, values)]
+        return float((rows * share).sum()) / greatest * steps + MIN_SAVING * len(heights)
+
+    # Few values: the lengths of a batch average out, so that all ways are tried.
+    others = values[:-1][-40:].tolist()
+    ways = (way for n in range(MOST_HEIGHTS) for way in combinations(others, n))
+    return min(((*way, greatest) for way in ways), key=cost)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The arrays of held-out batches.
+
+    Args:
+        width: Y, the tokens of a row.
+        heights: numbers of rows X that a batch may have, ascending: the greatest, and fewer for what is left over.
+        slots: the most sequences of a batch.
+    """
+
+    width: int
+    heights: tuple[int, ...]
+    slots: int
+
+    @staticmethod
+    def for_lengths(lengths: I64, batch: int, multiple: int = 1) -> "Shape":
+        """Returns the shape for batches of about `batch` sequences like these. multiple: of X and of the slots."""
+        total, count = int(lengths.sum()), len(lengths)
+        # On several devices each has a row at least.
+        width = row_width(int(lengths.max(initial=1)), -(-total * min(batch, count) // count // multiple))
+        # As many tokens as `batch` sequences have, but no more rows than there is text for.
+        rows = min(max(round(total / count * batch / width), 1), int(best_fit(lengths, width).max() + 1))
+        rows = -(-rows // multiple) * multiple
+        # Some rows hold more short texts than others: room for half as many again.
+        slots = min(power_of_two(count), -(-3 * rows * width * count // (2 * total) // 8) * 8)
+        slots = -(-max(slots, 1) // multiple) * multiple
+        return Shape(width, tuple(sorted({max(rows // 4 // multiple, 1) * multiple, rows})), slots)
+
+
+def fill(lengths: I64, shape: Shape) -> Iterator[tuple[I64, Packing]]:
+    """Yields batches that hold these sequences, each once: (their numbers, ascending; where they lie)."""
+    if not len(lengths):
+        return
+    row = best_fit(lengths, shape.width, shape.slots)
+    counts = np.bincount(row)
+    # Dealt out by how many sequences a row has, so that whole batches have about equally many.
+    order = np.argsort(-counts, kind="stable")
+    few, most = shape.heights[0], shape.heights[-1]
+    whole = len(order) // most
+    dealt = [order[n : whole * most : whole] for n in range(whole)]
+    # The rest in small batches, unless these have as many rows as a whole one.
+    rest = order[whole * most :]
+    size = few if -(-len(rest) // few) * few < most else most
+    dealt += [rest[first : first + size] for first in range(0, len(rest), size)]
+    for rows in dealt:
+        for group in _with_slots(rows.tolist(), counts, shape.slots):
+            new = np.full(len(counts), -1)
+            new[group] = np.arange(len(group))
+            numbers = np.flatnonzero(new[row] >= 0)
+            height = height_for(len(group), shape.heights, few)
+            yield numbers, placed(new[row[numbers]], lengths[numbers], height, shape.width)
+
+
+def _with_slots(rows: list[int], counts: I64, slots: int) -> Iterator[list[int]]:
+    """Yields the rows of a batch, in several groups where they have more sequences than there are slots."""
+    group, used = list[int](), 0
+    for row in rows:
+        if group and used + counts[row] > slots:
+            yield group
+            group, used = [], 0
+        group.append(row)
+        used += int(counts[row])
+    yield group

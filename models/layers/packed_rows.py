@@ -1,0 +1,107 @@
+"""Sequences that share rows: the tokens of a sequence out of the rows that hold several.
+
+A packed batch has rows XY instead of a row for each sequence. `packs` numbers its sequences from 1 on, 0 at padding;
+`positions` is each token's place in its sequence; `begins` says where a sequence begins in all rows, one after the
+other. A sequence lies in one row, without a gap. What a head reads of a sequence is taken out of the rows by a gather.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from contexture.models.encoding import Encoding
+from contexture.models.layers.matmul import custom_gradient
+
+Batch = dict[str, jax.Array]
+PACKED = "begins"
+"""The field that a batch has where its sequences share rows."""
+
+
+@custom_gradient()
+def _taken(x_TD: jax.Array, token_S: jax.Array, home_T: jax.Array) -> jax.Array:
+    """x_TD[token_S], 0 where token_S is -1; home_T is the reverse: the s that token t is taken to, -1 for none."""
+    return jnp.where(token_S[:, None] >= 0, x_TD[token_S], 0)
+
+
+def _taken_forward(
+    x_TD: jax.Array, token_S: jax.Array, home_T: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return _taken(x_TD, token_S, home_T), (token_S, home_T)
+
+
+def _taken_backward(saved: tuple[jax.Array, jax.Array], dy_SD: jax.Array) -> tuple[jax.Array, None, None]:
+    # No token is taken twice, so the gradient is a gather too; a scatter-add would be slow, most of all on a CPU.
+    return _taken(dy_SD, saved[1], saved[0]), None, None
+
+
+_taken.defvjp(_taken_forward, _taken_backward)
+
+
+def _numbers(batch: Batch) -> jax.Array:
+    """Returns the sequence of each token, from 0 on, -1 at padding: i32 XY."""
+    return batch["packs"].astype(jnp.int32) - 1
+
+
+def apart(x_XYD: jax.Array, batch: Batch) -> jax.Array:
+    """Returns a row for each sequence, BLD, out of the rows that they share; 0 at padding.
+
+    batch: packs and positions i32 XY, begins i32 B, mask i32 BL.
+    """
+    mask_BL, D = batch["mask"], x_XYD.shape[-1]
+    B, L = mask_BL.shape
+    token_BL = jnp.where(mask_BL > 0, batch["begins"][:, None] + jnp.arange(L)[None], -1)
+    home_XY = jnp.where(batch["packs"] > 0, _numbers(batch) * L + batch["positions"], -1)
+    return _taken(x_XYD.reshape(-1, D), token_BL.reshape(-1), home_XY.reshape(-1)).reshape(B, L, D)
+
+
+def first_tokens(x_XYD: jax.Array, batch: Batch) -> jax.Array:
+    """Returns the vector of each sequence's first token, BD."""
+    # A slot without a sequence has no token.
+    if PACKED not in batch:
+        return x_XYD[:, 0]
+    home_XY = jnp.where(batch["positions"] == 0, _numbers(batch), -1)
+    return _one_each(x_XYD, jnp.zeros_like(batch["begins"]), home_XY, batch)
+
+
+def last_tokens(x_XYD: jax.Array, batch: Batch) -> jax.Array:
+    """Returns the vector of each sequence's last token, BD."""
+    # Where a sequence has no token at all, the first place is read, which is padding.
+    if PACKED not in batch:
+        last_B = jnp.maximum(batch["mask"].sum(1) - 1, 0)
+        return jnp.take_along_axis(x_XYD, last_B[:, None, None], axis=1)[:, 0]
+    last_B = batch["lengths"] - 1
+    number_XY = _numbers(batch)
+    home_XY = jnp.where(batch["positions"] == last_B[jnp.maximum(number_XY, 0)], number_XY, -1)
+    return _one_each(x_XYD, last_B, home_XY, batch)
+
+
+def _one_each(x_XYD: jax.Array, place_B: jax.Array, home_XY: jax.Array, batch: Batch) -> jax.Array:
+    token_B = jnp.where(batch["lengths"] > 0, batch["begins"] + place_B, -1)
+    home_XY = jnp.where(batch["packs"] > 0, home_XY, -1)
+    return _taken(x_XYD.reshape(-1, x_XYD.shape[-1]), token_B, home_XY.reshape(-1))
+
+
+def of_rows(batch: Batch) -> Batch:
+    """Returns what a backbone reads of a packed batch: `mask` of the rows, and the `lengths` of the sequences."""
+    return {**batch, "mask": (batch["packs"] > 0).astype(jnp.int32), "lengths": batch["mask"].sum(1)}
+
+
+def of_parts(batch: Batch, parts: int) -> Batch:
+    """Returns a batch with sequences and rows numbered within their microbatch: those of example b, and row x, are in
+    part b % parts and x % parts."""
+    if PACKED not in batch:
+        return batch
+    begins, packs_XY = batch["begins"], batch["packs"]
+    width, each = packs_XY.shape[1], begins.size // len(begins)
+    number_XY = packs_XY - 1
+    own_XY = number_XY // each // parts * each + number_XY % each
+    begins = begins // width // parts * width + begins % width
+    return {**batch, "begins": begins, "packs": jnp.where(packs_XY > 0, own_XY + 1, 0)}
+
+
+def encoding_apart(encoding: Encoding, batch: Batch) -> Encoding:
+    """Returns the encoding of rows as one of sequences, of which each has a row of its own."""
+    states = tuple(apart(x_XYD, batch) for x_XYD in encoding.states)
+    hidden_BLD = states[-1] if states else apart(encoding.hidden_BLD, batch)
+    return dataclasses.replace(encoding, hidden_BLD=hidden_BLD, mask_BL=batch["mask"], states=states)
