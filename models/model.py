@@ -84,8 +84,9 @@ class Model(nn.Module):
         folded = {name: _fold_choices(x) for name, x in batch.items()}
         # An ELMo has no tokens: its batches hold each word's row in the table of distinct words.
         packed = PACKED in batch and "states" not in batch and "pooled" not in batch
-        sequences = batch["mask"]
-        choices = sequences.shape[1] if sequences.ndim == 3 else 1
+        # Only the lanes of an ELMo's pretraining have no mask.
+        mask = batch.get("mask")
+        choices = mask.shape[1] if mask is not None and mask.ndim == 3 else 1
         # Heads on a mix of layers need every layer, whether or not the caller asks for them.
         states = states or any(getattr(head, "reads_states", False) for head in run.values())
         # The backbone draws dropout for each of the B·A rows; heads get the key of the B examples.
