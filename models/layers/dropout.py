@@ -88,9 +88,6 @@ def bits(
     dropout_key: DropoutKey, site: jax.Array | int, shape: tuple[int, ...], whole: tuple[int, ...] = ()
 ) -> jax.Array:
     """Returns random words, u32, of shape (B, …): as drawn for an array (B, *whole), cut to this shape."""
-    if dropout_key.packs_XY is not None:
-        return _packed_bits(dropout_key, site, shape, whole)
-    start_B, stride_B = row_words(dropout_key, site)
     # column = the row-major index of an element within its sequence, built from iotas so that a sharded array counts
     # its own part without communication.
     column = jnp.zeros((1,) + shape[1:], jnp.uint32)
@@ -98,36 +95,37 @@ def bits(
         column = column * jnp.uint32((0, *(whole or shape[1:]))[axis]) + jax.lax.broadcasted_iota(
             jnp.uint32, column.shape, axis
         )
-    tail = (1,) * (len(shape) - 1)
-    return random_word(start_B.reshape(-1, *tail), stride_B.reshape(-1, *tail), column)
+    if dropout_key.packs_XY is None:
+        words = row_words(dropout_key, site)
+        start, stride = (word_B.reshape(-1, *(1,) * (len(shape) - 1)) for word_B in words)
+    else:
+        # Tokens are the second dim of activations, and the third of attention weights, whose keys are the fourth.
+        sizes = whole or shape[1:]
+        words = token_words(dropout_key, site, sizes[1] if len(shape) == 3 else sizes[2] + 1)
+        start, stride = (word_XY[:, :, None] if len(shape) == 3 else word_XY[:, None, :, None] for word_XY in words)
+    return random_word(start, stride, column)
 
 
-def token_words(dropout_key: DropoutKey, site: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-    """Returns the two words of each token's sequence, XY, where sequences share rows."""
-    assert dropout_key.packs_XY is not None
+def token_words(dropout_key: DropoutKey, site: jax.Array | int, step: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the two words of each token's sequence, XY, where sequences share rows.
+
+    Columns may then be counted in the row: `start` is moved back by as much as the sequence begins later.
+
+    Args:
+        dropout_key: the key of the step's masks.
+        site: which of the model's dropouts this is.
+        step: by how much a column is greater for a token one place later in its row; of attention weights, for a query
+            and a key one place later.
+    """
+    packs_XY, positions_XY = dropout_key.packs_XY, dropout_key.positions_XY
+    assert packs_XY is not None and positions_XY is not None
     start_B, stride_B = row_words(dropout_key, site)
     # Padding reads the first sequence's: nothing reads what comes of it.
-    number_XY = jnp.maximum(dropout_key.packs_XY - 1, 0)
-    return start_B[number_XY], stride_B[number_XY]
-
-
-def _packed_bits(
-    dropout_key: DropoutKey, site: jax.Array | int, shape: tuple[int, ...], whole: tuple[int, ...]
-) -> jax.Array:
-    """Returns the words of an array of tokens XYD, or of attention weights XHYM: for each token the ones that it has
-    where its sequence has a row of its own."""
-    assert dropout_key.positions_XY is not None
-    start_XY, stride_XY = token_words(dropout_key, site)
-    place_XY = dropout_key.positions_XY.astype(jnp.uint32)
-    if len(shape) == 3:
-        columns = jnp.arange(shape[2], dtype=jnp.uint32)[None, None]
-        column_XYD = place_XY[:, :, None] * jnp.uint32(shape[2]) + columns
-        return random_word(start_XY[:, :, None], stride_XY[:, :, None], column_XYD)
-    # A weight's row is its query's; of keys only those of the same sequence are ever seen.
-    heads = jnp.arange(shape[1], dtype=jnp.uint32)[None, :, None, None]
-    query_XHY1 = heads * jnp.uint32(whole[1]) + place_XY[:, None, :, None]
-    column_XHYM = query_XHY1 * jnp.uint32(whole[2]) + place_XY[:, None, None, :]
-    return random_word(start_XY[:, None, :, None], stride_XY[:, None, :, None], column_XHYM)
+    number_XY = jnp.maximum(packs_XY - 1, 0)
+    start_XY, stride_XY = start_B[number_XY], stride_B[number_XY]
+    begin_XY = (jnp.arange(packs_XY.shape[1])[None] - positions_XY).astype(jnp.uint32)
+    # The counter of `random_word`, whose stride is odd, modulo 2^32.
+    return start_XY - (stride_XY | jnp.uint32(1)) * begin_XY * jnp.uint32(step), stride_XY
 
 
 def is_kept(word: jax.Array, rate: float) -> jax.Array:

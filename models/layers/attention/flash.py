@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from contexture.models.layers.attention.mask import AttentionMask
 from contexture.models.layers.attention.tiles import Inputs, Saved, Scalars, Sizes, visited
-from contexture.models.layers.dropout import NO_DROPOUT, WeightDropout, row_words
+from contexture.models.layers.dropout import NO_DROPOUT, WeightDropout, row_words, token_words
 from contexture.models.layers.matmul import custom_gradient
 from contexture.models.sharding import partition_spec
 
@@ -60,7 +60,8 @@ def attend(
     # Without a key, in evaluation, the kernel is compiled without dropout.
     key = dropped.key if dropped.rate > 0.0 else None
     rate = 0.0 if key is None else dropped.rate
-    sizes = sizes_of(mask, L, K, q_BLHK.dtype, kernel, rate, dropped.longest)
+    by_token = key is not None and key.packs_XY is not None
+    sizes = sizes_of(mask, L, K, q_BLHK.dtype, kernel, rate, dropped.longest, by_token)
 
     # Into the kernel's layout: its order of dims, whole tiles, the width that
     # its device wants. All of it is undone at the end.
@@ -70,16 +71,25 @@ def attend(
     # A kernel takes the same arrays in every case; `sizes` say which of them it reads.
     nothing_BL = jnp.zeros((B, L), jnp.int32)
     masks = [nothing_BL if x is None else x.astype(jnp.int32) for x in (mask.tokens_BM, mask.packs_BL)]
+    if key is not None and by_token:
+        masks += token_words(key, dropped.site, sizes.longest + 1)
     inputs = Inputs(*arrays, *(jnp.pad(x, ((0, 0), (0, room))) for x in masks))
     window = jnp.asarray(L if mask.window is None else mask.window, jnp.int32)
     # Two random words for each sequence, from which the kernel makes the reference's dropout mask tile by tile.
-    words = (jnp.zeros(B, jnp.uint32),) * 2 if key is None else row_words(key, dropped.site)
+    words = (jnp.zeros(B, jnp.uint32),) * 2 if key is None or by_token else row_words(key, dropped.site)
     y = _flash(inputs, _Numbers(window, *words), _Kernel(kernel, interpret, sizes))
     return y.transpose([kernel.ORDER.index(letter) for letter in "BLHK"])[:, :L, :, :K]
 
 
 def sizes_of(
-    mask: AttentionMask, length: int, width: int, dtype: DTypeLike, kernel: ModuleType, rate: float, longest: int = 0
+    mask: AttentionMask,
+    length: int,
+    width: int,
+    dtype: DTypeLike,
+    kernel: ModuleType,
+    rate: float,
+    longest: int = 0,
+    by_token: bool = False,
 ) -> Sizes:
     """Returns what a kernel is compiled for, with sequences and heads of this length and width."""
     queries, keys = kernel.blocks(length, width, dtype)
@@ -98,6 +108,7 @@ def sizes_of(
         windowed=mask.window is not None,
         padded=mask.tokens_BM is not None,
         packed=mask.packs_BL is not None,
+        by_token=by_token,
         # A 16-bit result loses what the backward pass needs for its mean (`Saved`).
         rounds=jnp.dtype(dtype).itemsize < 4,
         # _flash sets this to False where no backward pass follows.

@@ -57,8 +57,8 @@ def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
 class _Tiles:
     """The tiles of one sequence and head, which a program's place in the grid gives it."""
 
-    def __init__(self, s: Sizes, at: Scalars, tokens: Ref, packs: Ref) -> None:
-        self.s, self.at, self.tokens, self.packs = s, at, tokens, packs
+    def __init__(self, s: Sizes, at: Scalars, tokens: Ref, packs: Ref, *words: Ref) -> None:
+        self.s, self.at, self.tokens, self.packs, self.words = s, at, tokens, packs, words
         self.block, self.head, self.row = (pl.program_id(axis) for axis in range(3))
 
     def _places(self, i: Index, j: Index) -> tuple[jax.Array, jax.Array]:
@@ -83,7 +83,11 @@ class _Tiles:
             return tiles
         at, b = self.at, self.row
         # A function of each weight's place alone: forward and backward pass draw the same mask.
-        kept_LM = kept(self.s, at.start_B[b], at.stride_B[b], at.first_head[0] + self.head, *self._places(i, j))
+        # One sequence a row has its words as scalars; of several in a row each query has its own.
+        start, stride = at.start_B[b], at.stride_B[b]
+        if self.s.by_token:
+            start, stride = (word[self.queries(i)][:, None] for word in self.words)
+        kept_LM = kept(self.s, start, stride, at.first_head[0] + self.head, *self._places(i, j))
         return tuple(jnp.where(kept_LM, x * (1.0 / (1.0 - self.s.rate)), 0.0) for x in tiles)
 
     def queries(self, i: Index) -> pl.Slice | slice:
@@ -93,10 +97,17 @@ class _Tiles:
         return pl.ds(j * self.s.keys, self.s.keys)
 
 
+def _opened(s: Sizes, refs: Sequence[Ref]) -> tuple[_Tiles, Sequence[Ref], Sequence[Ref]]:
+    """Returns the tiles of a program, its q, k and v, and what follows the inputs."""
+    # Words come with the inputs where they belong to queries.
+    at, inputs = Scalars(*refs[:_SCALARS]), refs[_SCALARS : _SCALARS + 5 + 2 * s.by_token]
+    return _Tiles(s, at, *inputs[3:]), inputs[:3], refs[_SCALARS + len(inputs) :]
+
+
 def _forward(s: Sizes, *refs: Ref) -> None:
     # `rounding` is there only where the result is rounded and a backward pass will read it.
-    at, (q, k, v, tokens, packs, out, norm, *rounding) = Scalars(*refs[:_SCALARS]), refs[_SCALARS:]
-    tiles = _Tiles(s, at, tokens, packs)
+    tiles, (q, k, v), (out, norm, *rounding) = _opened(s, refs)
+    at = tiles.at
     b, i = tiles.row, tiles.block
     # The program keeps its queries, and keys and values go by.
     q_LK = q[tiles.queries(i)]
@@ -165,8 +176,8 @@ def _gradients(
 
 
 def _backward_keys(s: Sizes, *refs: Ref) -> None:
-    at, (q, k, v, tokens, packs, dy, norm, mean, dk, dv) = Scalars(*refs[:_SCALARS]), refs[_SCALARS:]
-    tiles = _Tiles(s, at, tokens, packs)
+    tiles, (q, k, v), (dy, norm, mean, dk, dv) = _opened(s, refs)
+    at = tiles.at
     b, j = tiles.row, tiles.block
     # The program keeps its keys and values, and the queries that see them go by.
     k_MK, v_MK = k[tiles.keys(j)], v[tiles.keys(j)]
@@ -183,11 +194,8 @@ def _backward_keys(s: Sizes, *refs: Ref) -> None:
 
 
 def _backward_queries(s: Sizes, *refs: Ref) -> None:
-    at, (q, k, v, tokens, packs, dy, norm, *outputs, dq, mean) = (
-        Scalars(*refs[:_SCALARS]),
-        refs[_SCALARS:],
-    )
-    tiles = _Tiles(s, at, tokens, packs)
+    tiles, (q, k, v), (dy, norm, *outputs, dq, mean) = _opened(s, refs)
+    at = tiles.at
     b, i = tiles.row, tiles.block
     q_LK, dy_LK = q[tiles.queries(i)], dy[tiles.queries(i)]
     # Σ weights·dweights of a query is Σ y·dy, under dropout too: y, and what rounding took from it.
@@ -251,6 +259,10 @@ def _call(
     )(*scalars, *arrays)
 
 
+def _given(inputs: Inputs) -> tuple[jax.Array, ...]:
+    return tuple(x for x in inputs if x is not None)
+
+
 def forward(s: Sizes, scalars: Scalars, inputs: Inputs, interpret: bool) -> tuple[jax.Array, Saved]:
     """Returns y (BHLK), and what the backward pass reads."""
     B, H, L, _ = inputs.q.shape
@@ -259,7 +271,7 @@ def forward(s: Sizes, scalars: Scalars, inputs: Inputs, interpret: bool) -> tupl
         jax.ShapeDtypeStruct((B, H, 2, L), jnp.float32),
         *[like(inputs.q)] * (s.rounds and s.saves),
     ]
-    y, norm, *rounding = _call(_forward, s, s.query_blocks, scalars, inputs, results, 2, interpret)
+    y, norm, *rounding = _call(_forward, s, s.query_blocks, scalars, _given(inputs), results, 2, interpret)
     return y, Saved(norm, y, rounding[0] if rounding else None)
 
 
@@ -270,9 +282,9 @@ def backward(
     B, H, L, _ = inputs.q.shape
     outputs = [x for x in (saved.y, saved.rounding) if x is not None]
     results = [like(inputs.q), jax.ShapeDtypeStruct((B, H, 1, L), jnp.float32)]
-    arrays = (*inputs, dy, saved.norm, *outputs)
+    arrays = (*_given(inputs), dy, saved.norm, *outputs)
     # The queries' kernel runs first: the other one reads its means.
     dq, mean = _call(_backward_queries, s, s.query_blocks, scalars, arrays, results, 3, interpret)
-    arrays = (*inputs, dy, saved.norm, mean)
+    arrays = (*_given(inputs), dy, saved.norm, mean)
     dk, dv = _call(_backward_keys, s, s.key_blocks, scalars, arrays, [like(inputs.k), like(inputs.v)], 4, interpret)
     return dq, dk, dv

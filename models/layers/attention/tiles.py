@@ -41,6 +41,8 @@ class Sizes(NamedTuple):
     windowed: bool
     padded: bool
     packed: bool
+    by_token: bool
+    """Whether each query has dropout words of its own, since sequences share rows."""
     rounds: bool
     """Whether the result is rounded to 16 bits."""
     saves: bool
@@ -60,6 +62,9 @@ class Inputs(NamedTuple):
     v: jax.Array
     tokens_BM: jax.Array
     packs_BM: jax.Array
+    start_BL: jax.Array | None = None
+    """The dropout words of each query, where sequences share rows (`dropout.token_words`)."""
+    stride_BL: jax.Array | None = None
 
 
 class Scalars(NamedTuple):

@@ -97,12 +97,14 @@ def _logits(s: Sizes, at: Scalars, tile: Tile, refs: Refs) -> jax.Array:
     return masked(s, logits_ML, *_places(s, tile), at.window[0], tokens_M1, packs_1L, packs_M1)
 
 
-def _dropped(s: Sizes, at: Scalars, tile: Tile, *arrays_ML: jax.Array) -> tuple[jax.Array, ...]:
+def _dropped(s: Sizes, at: Scalars, tile: Tile, refs: Refs, *arrays_ML: jax.Array) -> tuple[jax.Array, ...]:
     """Returns arrays of a tile with dropout, by one mask."""
     if not s.rate:
         return arrays_ML
     b, h, *_ = tile
-    kept_ML = kept(s, at.start_B[b], at.stride_B[b], at.first_head[0] + h, *_places(s, tile))
+    # One sequence a row has its words as scalars; of several in a row each query has its own, as rows of lanes.
+    words = (refs["starts"][0], refs["strides"][0]) if s.by_token else (at.start_B[b], at.stride_B[b])
+    kept_ML = kept(s, *words, at.first_head[0] + h, *_places(s, tile))
     return tuple(jnp.where(kept_ML, x * (1.0 / (1.0 - s.rate)), 0.0) for x in arrays_ML)
 
 
@@ -129,7 +131,7 @@ def _forward(s: Sizes, at: Scalars, refs: Refs) -> None:
         weights_ML, shrink_1L = jnp.exp(logits_ML - high_1L), jnp.exp(high[...] - high_1L)
         total[...] = total[...] * shrink_1L + weights_ML.sum(0, keepdims=True)
         # After the total: dropout falls on normalised weights, so dropped ones still count in the softmax's sum.
-        (weights_ML,) = _dropped(s, at, tile, weights_ML)
+        (weights_ML,) = _dropped(s, at, tile, refs, weights_ML)
         rounded_ML = weights_ML.astype(refs["v"].dtype)
         sum_[...] = sum_[...] * shrink_1L + _dot(refs["v"][0, 0], rounded_ML, (1, 0))
         # The kept weights' sums before and after rounding, for `unrounded`.
@@ -168,7 +170,7 @@ def _gradients(
     dy_KL, norm_2L = refs["dy"][0, 0], refs["norm"][0, 0]
     # The forward pass's weights once more, from its maxima and sums.
     weights_ML = jnp.exp(_logits(s, at, tile, refs) - norm_2L[:1]) / norm_2L[1:]
-    dropped_ML, dweights_ML = _dropped(s, at, tile, weights_ML, _dot(refs["v"][0, 0], dy_KL, (0, 0)))
+    dropped_ML, dweights_ML = _dropped(s, at, tile, refs, weights_ML, _dot(refs["v"][0, 0], dy_KL, (0, 0)))
     # A tile with all keys forms the mean itself; otherwise it comes from y (`Saved`).
     mean_1L = (weights_ML * dweights_ML).sum(0, keepdims=True) if s.whole_rows else mean()
     dlogits_ML = weights_ML * (dweights_ML - mean_1L) * s.scale
@@ -344,7 +346,8 @@ def _call(
 def _named(inputs: Inputs) -> dict[str, jax.Array]:
     # Masks get a dim of one in place of the sublanes.
     q, k, v, tokens, packs = *inputs[:3], inputs.tokens_BM[:, None], inputs.packs_BM[:, None]
-    return {
+    words = {"starts B1L": inputs.start_BL, "strides B1L": inputs.stride_BL}
+    return {name: x[:, None] for name, x in words.items() if x is not None} | {
         "q BHKL": q,
         "k BHKM": k,
         "v BHKM": v,

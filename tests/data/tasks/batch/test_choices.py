@@ -12,6 +12,8 @@ import pytest
 from contexture.data.batches import iterate
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
+from contexture.data.families.registry import TEXT_FAMILIES
+from contexture.data.packing import apart
 from contexture.data.tasks.batch.answer_rules import AnswerRules
 from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
@@ -27,6 +29,7 @@ from contexture.train.settings.sections import MeshConfig
 from tests.data.tasks.batch.test_gpt_layout import GPT, LETTERS, batch_of
 from tests.helpers import tfds_sets
 from tests.helpers.logs import logged
+from tests.helpers.packed import every_example
 
 CHOICE = TaskConfig(kind="choice")
 
@@ -86,7 +89,7 @@ def test_a_choice_is_read_from_any_table(tmp_path, name, content, task):
     first = 1 if task.get("text") == "1" and "header" not in task or name == "a.jsonl" else 2
     rows = train.take(np.array([2, 0]))
     assert [train.origin(row) for row in rows] == [f"{name}:{n}" for n in (first + 2, first + 2, first, first)]
-    batch = TaskBatches(actual, LETTERS, GPT, config, seed=0, family="gpt").read(0, np.arange(3))
+    batch = apart(TaskBatches(actual, LETTERS, GPT, config, seed=0, family="gpt").read(0, np.arange(3)))
     expected = batch_of([ChoiceExample(text, choices, str(right), "f:1") for text, choices, right in ITEMS], "choice",
                       labels=("0", "1"))  # fmt: skip
     assert sorted(batch["tokens"].tolist()) == sorted(expected["tokens"].tolist())
@@ -135,25 +138,19 @@ def test_choices_are_encoded_once_and_read_by_position(tmp_path):
     again.verify()
     batches, others = (TaskBatches(store, LETTERS, GPT, task, seed=3, family="gpt") for store in (encoded, again))
     assert batches.examples_per_epoch == train.examples
-    assert batches.describe() == f"{train.examples} examples in 3 sequences of 8 tokens"
-    seen = [tuple(line) for step in range(train.examples) for line in batches.read(step)["tokens"][:, 0].tolist()]
+    assert batches.describe().startswith(f"{train.examples} examples in 3 sequences of 8 tokens; ")
+    read = [apart(batches.read(step)) for step in range(train.examples)]
+    seen = [tuple(line) for batch in read for line in batch["tokens"][:, 0].tolist()]
     assert all(len(set(seen[train.examples * e :][: train.examples])) == train.examples for e in range(4))
-    assert np.array_equal(others.read(7, np.array([2, 0]))["tokens"], batches.read(7)["tokens"][[2, 0]])
+    assert np.array_equal(apart(others.read(7, np.array([2, 0])))["tokens"], read[7]["tokens"][[2, 0]])
     with iterate(others, 2, 5) as steps:
         for step, batch in steps:
             for name, array in batches.read(step).items():
                 assert np.array_equal(batch[name], array)
-    everything = [
-        read_all(HeldOutTask(train, LETTERS, GPT, lines, family="gpt"), train.examples) for lines in (1, 7, 64)
-    ]
+    everything = [every_example(HeldOutTask(train, LETTERS, GPT, lines, family="gpt")) for lines in (1, 7, 64)]
     for other in everything[1:]:
         for name, array in everything[0].items():
             assert np.array_equal(other[name], array), name
-
-
-def read_all(held_out: HeldOutTask, count: int) -> dict[str, np.ndarray]:
-    batches = [held_out.read(step) for step in range(held_out.steps)]
-    return {name: np.concatenate([batch[name] for batch in batches])[:count] for name in batches[0]}
 
 
 # Mistakes
@@ -292,8 +289,10 @@ def test_answers_to_choices_are_scored_by_example(tmp_path):
 def predictor() -> Predictor:
     """One that never was trained: the longer an alternative, the more it is worth."""
     made = object.__new__(Predictor)
-    made.run = SimpleNamespace(task=CHOICE, family="gpt", data=GPT, model=SimpleNamespace(length=16, dtype="float32"))  # type: ignore[assignment]
+    model = SimpleNamespace(length=16, dtype="float32")
+    made.run = SimpleNamespace(task=CHOICE, family="gpt", data=GPT, model=model, text=TEXT_FAMILIES["gpt"])  # type: ignore[assignment]
     made.labels, made.pair, made.tokenizer, made.truncated = ("0", "1"), True, LETTERS, 0
+    made._shape = None
     made.mesh = meshes.build(MeshConfig())
     made.rules = AnswerRules()
     made.folder, made.batch = Path("run"), meshes.round_up_to_devices(made.mesh, 3)

@@ -1,5 +1,6 @@
 """A sentence to tag in the middle of its document: laid out as the slow road lays it out, tagged as alone."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from contexture.data import bucketing as lengths
 from contexture.data.config import DataConfig, Family, TaskConfig
 from contexture.data.describe import describe
 from contexture.data.errors import DataError
+from contexture.data.packing import Shape, apart
 from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches
 from contexture.data.tasks.batch.document_context import chunks_in_documents
 from contexture.data.tasks.encode import encode_examples
@@ -92,7 +94,7 @@ def _shown(held_out: HeldOutTask) -> dict[int, Line]:
     """The line of each example, by its number."""
     seen = {}
     for step in range(held_out.steps):
-        batch = held_out.read(step)
+        batch = apart(held_out.read(step))
         for row, number in enumerate(held_out.numbers(step).tolist()):
             seen[number] = _line(batch, row, held_out.text.name)
     return seen
@@ -193,7 +195,10 @@ def test_some_rows_of_a_batch_are_those_of_the_whole(family: Family):
     held_out = _held_out(_split(_sentences([[["ab", "c"], ["d"], ["e", "fgh"]], [["a"]]]), family), family, 16)
     whole, part = held_out.read(0), held_out.read(0, np.array([2, 0]))
     for name, x in whole.items():
-        assert np.array_equal(part[name], x if name == "types" else x[[2, 0]]), name
+        # Rows that sequences share are read whole, and so is the table of words.
+        own = held_out.fields[name].split()[1].startswith("B")
+        assert own != (name in ("types", "tokens", "segments", "next", "next_weights", "packs", "positions"))
+        assert np.array_equal(part[name], x[[2, 0]] if own else x), name
 
 
 def test_both_sides_are_balanced_and_give_what_they_leave(tmp_path):
@@ -209,30 +214,63 @@ def test_both_sides_are_balanced_and_give_what_they_leave(tmp_path):
     )
 
 
-def test_a_batch_is_as_long_as_its_context_wants(tmp_path, monkeypatch):
-    monkeypatch.setattr(lengths, "MIN_SAVING", 0.05)
+def _long_store(folder: Path, family: Family) -> tuple[list[Document], ExampleStore, TaskBatches]:
+    """60 documents of 1 to 40 sentences, few of them long."""
     rng = np.random.default_rng(3)
     documents = [[["a"] * int(n) for n in rng.integers(1, 5, int(40 * x**3 + 1))] for x in rng.random(60)]
-    (tmp_path / "a.conll").write_text(_conll(documents), "utf-8")
-    task = TaskConfig(kind="tag", train=(str(tmp_path / "a.conll"),), labels=TAGS)
-    store = encode(task, PIECES, tmp_path / "data", context="document")
-    batches = TaskBatches(store, PIECES, _config(64), task, seed=1, family="bert")
+    (folder / "a.conll").write_text(_conll(documents), "utf-8")
+    task = TaskConfig(kind="tag", train=(str(folder / "a.conll"),), labels=TAGS)
+    store = encode(task, TOKENIZERS[family], folder / "data", context="document")
+    return documents, store, TaskBatches(store, TOKENIZERS[family], _config(64), task, seed=1, family=family)
+
+
+def test_rows_hold_sentences_with_all_of_their_context(tmp_path):
+    documents, store, batches = _long_store(tmp_path, "bert")
+    expected = [slow_layout(document, n, "bert", 64) for document in documents for n in range(len(document))]
+    lengths = {len(line) for line, _ in expected}
+    assert len(lengths) > 10 and max(lengths) == 64 and batches.length == 64
+    seen, first = [], len(expected) // 4
+    for step in range(first):
+        batch = batches.read(step)
+        assert batch["tokens"].shape[0] in batches.heights(4) and batch["tokens"].shape[1] == batches.width
+        # No token of one sentence lies where another's does: there are as many as all have together.
+        assert (batch["packs"] > 0).sum() == batch["mask"].sum()
+        alone = apart(batch)
+        lines = [_line(alone, row, "bert") for row in range(4)]
+        assert batch["mask"].sum(1).tolist() == [len(line) for line, _ in lines]
+        seen += lines
+        part = batches.read(step, np.array([3, 1]))
+        assert all(np.array_equal(apart(part)[name], alone[name][[3, 1]]) for name in alone)
+    # An epoch has each once; what is left over of whole batches belongs to the next one.
+    left = Counter(map(str, expected)) - Counter(map(str, seen))
+    assert left.total() == len(expected) - 4 * first and not Counter(map(str, seen)) - Counter(map(str, expected))
+    held_out = _held_out(store.splits["train"], "bert", 64)
+    assert isinstance(held_out.shape, Shape) and _shown(held_out) == dict(enumerate(expected))
+    assert {len(held_out.read(step)["tokens"]) for step in range(held_out.steps)} <= {*held_out.shape.heights}
+    # What is cut is counted by the sentences alone.
+    assert store.splits["train"].longer_than(64) == 0 and "cut" not in batches.describe()
+
+
+def test_a_batch_is_as_long_as_its_context_wants(tmp_path, monkeypatch):
+    """Of words, which have a row for each sentence."""
+    monkeypatch.setattr(lengths, "MIN_SAVING", 0.05)
+    documents, store, batches = _long_store(tmp_path, "elmo")
     assert len(batches.lengths) > 1 and batches.lengths[-1] == 64
     seen = set()
     for step in range(60):
         batch = batches.read(step)
-        longest = int(batch["mask"].sum(1).max())
-        assert batch["tokens"].shape[1] == batches.length_at(step)
+        # The two ends of a sentence, which an ELMo itself adds, count too.
+        longest = int(batch["mask"].sum(1).max()) + 2
+        assert batch["index"].shape[1] == batches.length_at(step) - 2
         assert batches.length_at(step) == min(n for n in batches.lengths if n >= longest)
         seen.add(batches.length_at(step))
         part = batches.read(step, np.array([3, 1]))
-        assert all(np.array_equal(part[name], batch[name][[3, 1]]) for name in batch)
+        assert all(np.array_equal(part[name], x if name == "types" else x[[3, 1]]) for name, x in batch.items())
     assert len(seen) > 1
-    held_out = _held_out(store.splits["train"], "bert", 64)
-    expected = [slow_layout(document, n, "bert", 64) for document in documents for n in range(len(document))]
-    assert len(held_out.lengths) > 1 and _shown(held_out) == dict(enumerate(expected))
-    # What is cut is counted by the sentences alone.
-    assert store.splits["train"].longer_than(64) == 0 and "cut" not in batches.describe()
+    held_out = _held_out(store.splits["train"], "elmo", 64)
+    expected = [slow_layout(document, n, "elmo", 64) for document in documents for n in range(len(document))]
+    assert isinstance(held_out.shape, tuple) and len(held_out.shape) > 1
+    assert _shown(held_out) == dict(enumerate(expected))
 
 
 # Files

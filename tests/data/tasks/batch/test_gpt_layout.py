@@ -1,5 +1,6 @@
 """Tasks as GPT-1 lays them out, and multiple choice: every field by hand, read back by number, mistakes in one line."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from contexture.data.batches import check_fields
 from contexture.data.config import DataConfig, Family, TaskConfig
 from contexture.data.describe import describe
 from contexture.data.errors import DataError
+from contexture.data.packing import apart
 from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches, task_fields
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tasks.encode.example_tokens import encode_chunk, in_memory
@@ -22,6 +24,7 @@ from contexture.data.tokenizers.char_level import Characters
 from contexture.data.tokenizers.registry import learn
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.train.evaluation.predictions import ClassCollector
+from tests.helpers.packed import every_example
 from tests.helpers.slow_pairs import truncate, vocabulary
 
 LETTERS = with_added_tokens(Characters(list("abcdefgh ")), ["_start_", "_delimiter_", "_classify_"])
@@ -48,16 +51,25 @@ def batch_of(
     lines: int = 0,
     **more: Any,
 ) -> dict[str, np.ndarray]:
-    """All of them in one batch, whose fields have the names, types and ranks that are promised."""
-    length = more.pop("length", 0)
+    """All of them in their order, a row for each sequence. The fields of batches have the names, types and ranks that
+    are promised."""
     family: Family = "bert" if config is BERT else "gpt"
+    config = dataclasses.replace(config, length=more.pop("length", config.length))
     split = split_of(items, kind, tokenizer, **more)
     held_out = HeldOutTask(split, tokenizer, config, lines or len(items), family=family)
     assert held_out.fields == task_fields(kind, family, split.symmetric)
-    batch = held_out.read(0)
-    check_fields(batch, held_out.fields)
-    assert set(batch) == set(held_out.fields)
-    return batch
+    for step in range(held_out.steps):
+        batch = held_out.read(step)
+        check_fields(batch, held_out.fields)
+        assert set(batch) == set(held_out.fields)
+    return every_example(held_out)
+
+
+def width_of(batch: dict[str, np.ndarray], *lengths: int, limit: int) -> int:
+    """The places of a sequence in a batch: of the longest, by eights, at most the limit."""
+    width = batch["mask"].shape[-1]
+    assert width == min(-(-max(lengths) // 8) * 8, limit)
+    return width
 
 
 def to_lists(batch: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -145,18 +157,29 @@ def test_a_tag_stands_where_its_whole_word_was_seen():
 
 
 def test_the_fields_of_a_task():
-    assert (
-        task_fields("classify", "gpt")["next"] == "i32 BL" and task_fields("regress", "gpt", True)["next"] == "i32 BAL"
-    )
-    assert task_fields("choice", "bert") == {
-        "tokens": "i32 BAL",
-        "segments": "i32 BAL",
+    rows = {"tokens": "i32 XY", "packs": "i32 XY", "positions": "i32 XY"}
+    answers = {"labels": "i32 B", "weights": "f32 B", "valid": "f32 B"}
+    of_words = {"next": "i32 XY", "next_weights": "f32 XY"}
+    assert task_fields("classify", "gpt") == {**rows, **of_words, "begins": "i32 B", "mask": "i32 BL", **answers}
+    both = task_fields("regress", "gpt", True)
+    assert both == {
+        **rows,
+        **of_words,
+        "begins": "i32 BA",
         "mask": "i32 BAL",
-        "choices": "f32 BA",
-        "labels": "i32 B",
-        "weights": "f32 B",
+        "targets": "f32 B",
         "valid": "f32 B",
     }
+    assert task_fields("choice", "bert") == {
+        **rows,
+        "segments": "i32 XY",
+        "begins": "i32 BA",
+        "mask": "i32 BAL",
+        "choices": "f32 BA",
+        **answers,
+    }
+    # Words have a row for each sequence.
+    assert task_fields("tag", "elmo")["index"] == "i32 BL" and "begins" not in task_fields("tag", "elmo")
     assert task_fields("tag", "bert")["tags"] == "i32 BL" and "next" not in task_fields("tag", "bert")
 
 
@@ -172,6 +195,7 @@ def test_special_tokens_stay_and_every_token_but_the_first_is_a_target(texts, le
         Text(a, "x", f"f:{n}") if b is None else Pair(a, b, "x", f"f:{n}") for n, (a, b) in enumerate(texts)
     ]
     batch = batch_of(items, "classify", length=length)
+    width = width_of(batch, *(len(a) + (2 if b is None else len(b) + 3) for a, b in texts), limit=length)
     for row, (a, b) in enumerate(texts):
         first, second = LETTERS.encode([a])[0], LETTERS.encode([b or ""])[0]
         if b is None:
@@ -179,11 +203,11 @@ def test_special_tokens_stay_and_every_token_but_the_first_is_a_target(texts, le
         else:
             first, second = truncate(first, second, length, lambda side, taken: False)
             line = [START, *first, DELIMITER, *second, EXTRACT]
-        pad = [0] * (length - len(line))
+        pad = [0] * (width - len(line))
         assert batch["tokens"][row].tolist() == line + pad
         assert batch["mask"][row].tolist() == [1] * len(line) + pad
         assert batch["next"][row].tolist() == [*line[1:], 0, *pad]
-        assert batch["next_weights"][row].tolist() == shares(len(line), width=length)[0]
+        assert batch["next_weights"][row].tolist() == shares(len(line), width=width)[0]
         assert batch["next_weights"][row].sum() == pytest.approx(1.0)
 
 
@@ -213,15 +237,15 @@ def test_a_choice_is_its_pairs_whatever_the_batch(items, lines, length):
     pairs: list[Example] = [Pair(text, choice, "0", "f:1") for text, choices in items for choice in choices]
     expected = batch_of(pairs, "classify", labels=("0",), length=length)
     split = split_of(examples, "choice", labels=("0", "1", "2"))
-    held_out = HeldOutTask(split, LETTERS, GPT, lines, family="gpt")
-    read = [(held_out.read(step), len(held_out.numbers(step))) for step in range(held_out.steps)]
+    config = dataclasses.replace(GPT, length=length)
+    batch = every_example(HeldOutTask(split, LETTERS, config, lines, family="gpt"))
+    width = width_of(expected, *(len(text) + len(choice) + 3 for text, choices in items for choice in choices),
+                     limit=length)  # fmt: skip
     for name in ("tokens", "mask", "next", "next_weights"):
-        rows = np.concatenate([batch[name][:count] for batch, count in read])
-        assert np.array_equal(rows.reshape(-1, length), expected[name])
-    for batch, count in read:
-        assert batch["labels"].tolist() == [2] * lines
-        for name in ("next_weights", "weights", "valid"):
-            assert (batch[name][count:] == 0).all() and (batch[name][:count].reshape(count, -1).sum(-1) > 0).all()
+        assert np.array_equal(batch[name].reshape(-1, width), expected[name]), name
+    assert batch["labels"].tolist() == [2] * len(items)
+    for name in ("next_weights", "weights", "valid"):
+        assert (batch[name].reshape(len(items), -1).sum(-1) > 0).all()
     assert split.examples == len(items)
     longer = [max(len(choice) for choice in choices) + len(text) + 3 > length for text, choices in items]
     assert split.longer_than(length) == sum(longer)
@@ -249,8 +273,10 @@ def test_a_store_remembers_that_pairs_are_read_in_both_orders(tmp_path):
     encode(task, LETTERS, tmp_path / "data")
     store = ExampleStore.open(tmp_path / "data")
     batches = TaskBatches(store, LETTERS, GPT, task, seed=0, family="gpt")
-    assert batches.fields["tokens"] == "i32 BAL" and batches.read(0)["tokens"].shape == (4, 2, 8)
-    assert batches.describe() == "2 examples in 2 sequences of 8 tokens"
+    assert batches.fields["mask"] == "i32 BAL" and apart(batches.read(0))["tokens"].shape == (4, 2, 8)
+    # Eight sequences of five tokens, in a row of the least bucket that holds them.
+    assert batches.describe().startswith("2 examples in 2 sequences of 8 tokens; 1 row")
+    assert batches.describe().endswith(" of 48 tokens a batch, padding ratio 1.20")
     task = TaskConfig(kind="classify", train=task.train)
     plain = encode(task, LETTERS, tmp_path / "plain")
     assert not {"choices", "symmetric"} & set(plain.index) and plain.fingerprint != store.fingerprint

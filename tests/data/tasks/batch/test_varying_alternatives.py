@@ -27,6 +27,7 @@ from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.word_level import Words
 from tests.data.tasks.batch.test_gpt_layout import BERT, CHOICE, LETTERS, WORDS, batch_of, shares, split_of, to_lists
 from tests.helpers import tfds_sets
+from tests.helpers.packed import every_example
 
 QUESTIONS = [("b", ("c", "d", "e"), 2), ("de", ("f", "g"), 1), ("h", ("b", "c", "d", "e", "fg"), 4)]
 OPEN = Words(["<S>", "</S>", "<UNK>", "the"], "punctuation")
@@ -162,8 +163,10 @@ def test_a_question_has_the_rows_that_it_has_alone(questions, length, family):
     items: list[Example] = [ChoiceExample(text, tuple(x), "0", f"f:{n}") for n, (text, x) in enumerate(questions)]
 
     def batch(some: list[Example]) -> dict[str, np.ndarray]:
-        split = words_of(some) if family == "elmo" else split_of(some, "choice", tokenizer, names)
-        return HeldOutTask(split, tokenizer, DataConfig(batch=4), 4, shape=(length,), family=family).read(0)
+        if family == "elmo":
+            return HeldOutTask(words_of(some), tokenizer, DataConfig(batch=4), 4, shape=(length,), family="elmo").read(0)
+        split = split_of(some, "choice", tokenizer, names)
+        return every_example(HeldOutTask(split, tokenizer, DataConfig(batch=4, length=length), 4, family="gpt"))
 
     together, most = batch(items[:4]), max(len(choices) for _, choices in questions[:4])
     for row, item in enumerate(items[:4]):
@@ -175,8 +178,11 @@ def test_a_question_has_the_rows_that_it_has_alone(questions, length, family):
             names_of = ("mask", "words")
         else:
             names_of = ("tokens", "mask", "next", "next_weights")
+        width = alone["mask"].shape[-1]
         for name in names_of:
-            assert np.array_equal(together[name][row, :count], alone[name][0]), name
+            assert np.array_equal(together[name][row, :count, :width], alone[name][0, :count]), name
+            # What is longer among the others has more places.
+            assert family == "elmo" or not together[name][row, :count, width:].any(), name
         if family == "gpt":
             assert not together["next_weights"][row, count:].any()
 
@@ -205,7 +211,7 @@ def test_a_store_has_as_many_rows_as_the_longest_list_wherever_it_stands(tmp_pat
     weights = class_weights(balanced, whole.labels, whole.counts)
     assert weights.tolist() == pytest.approx([1, 3 / 7, 3 / 7, 1, 3 / 7, 1, 1])
     batches = TaskBatches(whole, LETTERS, DataConfig(batch=3, length=16), CHOICE, seed=0, family="gpt")
-    assert batches.describe() == "3 examples in up to 7 sequences of 8 tokens"
+    assert batches.describe().startswith("3 examples in up to 7 sequences of 8 tokens; ")
     assert sorted(batches.read(0)["choices"].sum(1).tolist()) == [2, 3, 5]
 
 
@@ -213,7 +219,7 @@ def test_equal_numbers_are_stored_as_they_always_were(tmp_path):
     path = write(tmp_path / "a.jsonl", json_lines([("b", ("c", "d"), 0), ("c", ("d", "e"), 1)]))
     store = encode(TaskConfig(kind="choice", train=(path,)), LETTERS, tmp_path / "data")
     batches = TaskBatches(store, LETTERS, DataConfig(batch=2, length=16), CHOICE, seed=0, family="gpt")
-    assert store.choices == 2 and batches.describe() == "2 examples in 2 sequences of 8 tokens"
+    assert store.choices == 2 and batches.describe().startswith("2 examples in 2 sequences of 8 tokens; ")
 
 
 def test_named_alternatives_are_the_first_names(tmp_path):

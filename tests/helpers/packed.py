@@ -1,0 +1,24 @@
+"""Batches whose sequences share rows, looked at example by example."""
+
+import numpy as np
+
+from contexture.data.layouts import Batch
+from contexture.data.packing import apart
+from contexture.data.tasks.batch.batches import HeldOutTask
+
+
+def every_example(held_out: HeldOutTask) -> Batch:
+    """Returns all examples of token batches in the order of their numbers, a row for each sequence; each comes once, and
+    other slots of a batch count for nothing."""
+    parts, numbers = [], []
+    for step in range(held_out.steps):
+        batch, own = apart(held_out.read(step)), held_out.numbers(step)
+        count = len(own)
+        assert batch["valid"].tolist() == [1.0] * count + [0.0] * (held_out.batch - count)
+        spare = [batch[name][count:] for name in ("mask", "weights", "tag_weights", "next_weights") if name in batch]
+        assert not any(x.any() for x in spare)
+        parts.append({name: x[:count] for name, x in batch.items()})
+        numbers.append(own)
+    order = np.concatenate(numbers)
+    assert np.array_equal(np.sort(order), np.arange(held_out.split.examples))
+    return {name: np.concatenate([part[name] for part in parts])[np.argsort(order)] for name in parts[0]}
