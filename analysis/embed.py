@@ -1,20 +1,23 @@
 """Contextual vectors of the words or tokens of a text (Peters et al. 2018, section 3.2)."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 import jax
 import numpy as np
 
 from contexture.analysis.options import EmbedOptions
 from contexture.analysis.pooling import POOLINGS, Pool
-from contexture.data.bucketing import check_batch, chunks, power_of_two, sorted_batches
+from contexture.data.binary_files import I64
+from contexture.data.bucketing import bucket, check_batch, chunks, power_of_two, sorted_batches, windows
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.families.splitting import SplitWords, Units
 from contexture.data.layouts import Batch
+from contexture.data.packing import Shape, fill, in_rows
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.models.config import ModelConfig
@@ -25,6 +28,11 @@ from contexture.train.families import text_family
 from contexture.train.run.trained_length import ANY_LENGTH, LengthWatch
 
 logger = logging.getLogger(__name__)
+
+_Fields: TypeAlias = tuple[list[int], Batch]
+"""The places of a batch's sentences in their window, and its arrays."""
+_Window: TypeAlias = tuple[Sequence[Units], Iterator[_Fields]]
+"""Sentences in the order of the input, and the batches that hold each of them once."""
 
 
 def units_of(texts: Sequence[str], model: Model, tokenizer: Tokenizer | OpenVocabulary) -> list[Units]:
@@ -110,27 +118,71 @@ def embed(
     backbone, what = {"backbone": params["backbone"]}, (numbers, how.pool)
     # The numbers that a unit's result takes in memory, which bound the window that is sorted by length.
     width = len(numbers) * config.width
-    # A stateful ELMo keeps the order: row n of a batch continues row n of the batch before.
-    in_order = ((group, [(list(range(len(group))), 0)]) for group in chunks(sentences, batch))
-    by_length = sorted_batches(sentences, batch, lambda units: width * (len(units) if how.pool == "none" else 1))
+
+    def floats(units: Units) -> int:
+        return width * (len(units) if how.pool == "none" else 1)
+
+    layout = _Layout(model.config, tokenizer, batch, sentences, floats)
     carry: Params = {}
-    rows = 0
-    for window, plan in in_order if how.stateful else by_length:
+    planned = layout.in_order() if how.stateful else layout.by_length() if text.reads_words else layout.in_rows()
+    for window, plan in planned:
         trained.check(max(map(len, window)))
         # Results replace their sentences in place, so that they come out in the order of the input.
         vectors = list[np.ndarray](window)  # pyright: ignore[reportArgumentType]  # each is replaced
         before: tuple[list[int], jax.Array] | None = None
-        for places, length in plan:
+        for places, fields in plan:
             cancel.check()
-            # All batches have the rows of the first one, rounded up to a power of two: few programs are compiled.
-            rows = rows or (batch if how.stateful else min(batch, power_of_two(len(places))))
-            fields = text.lines([window[n] for n in places], rows, tokenizer, config.length, length)
             arrays, carry = _states(config, what, backbone, fields, carry)
             # A batch is fetched once the next is enqueued, so that the device does not wait for the host.
             _put(vectors, window, before)
             before = places, arrays
         _put(vectors, window, before)
         yield from vectors
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Sentences → windows of them, each with its batches: (places in the window, what the backbone reads)."""
+
+    config: ModelConfig
+    tokenizer: Tokenizer | OpenVocabulary
+    batch: int
+    sentences: Iterable[Units]
+    floats: Callable[[Units], int]
+    """How many numbers the vectors of a sentence are."""
+
+    def in_order(self) -> Iterator[_Window]:
+        """In the order of the input: row n of a batch continues row n of the batch before."""
+        for group in chunks(self.sentences, self.batch):
+            yield group, iter([(list(range(len(group))), self._lines(group, self.batch, 0))])
+
+    def by_length(self) -> Iterator[_Window]:
+        """Sentences of words: a row for each, with others of its length."""
+        rows = 0
+        for window, plan in sorted_batches(self.sentences, self.batch, self.floats):
+            # All batches have the rows of the first one, rounded up to a power of two: few programs are compiled.
+            rows = rows or min(self.batch, power_of_two(len(plan[0][0])))
+            yield window, ((at, self._lines([window[n] for n in at], rows, length)) for at, length in plan)
+
+    def in_rows(self) -> Iterator[_Window]:
+        """Sentences of tokens: several in a row."""
+        shape, longest = None, 0
+        for window in windows(self.sentences, self.batch, self.floats):
+            lengths = np.array([len(units) for units in window], np.int64)
+            # The first window sets the shape of later ones, unless these have a longer sentence.
+            if shape is None or lengths.max() > longest:
+                shape = Shape.for_lengths(np.maximum(lengths, 1), self.batch)
+                longest = min(bucket(int(lengths.max())), max(shape.width, 1))
+            yield window, self._filled(window, lengths, shape, longest)
+
+    def _filled(self, window: Sequence[Units], lengths: I64, shape: Shape, longest: int) -> Iterator[_Fields]:
+        assert not isinstance(self.tokenizer, OpenVocabulary)
+        for numbers, packing in fill(lengths, shape):
+            fields = self._lines([window[n] for n in numbers], 0, longest)
+            yield numbers.tolist(), in_rows(fields, packing, shape.slots, self.tokenizer.pad)
+
+    def _lines(self, sentences: Sequence[Units], rows: int, length: int) -> Batch:
+        return text_family(self.config).lines(sentences, rows, self.tokenizer, self.config.length, length)
 
 
 def _put(vectors: list[np.ndarray], window: Sequence[Units], computed: tuple[list[int], jax.Array] | None) -> None:

@@ -171,7 +171,7 @@ def sorted_batches(
 ) -> Iterator[tuple[list[Sized], list[tuple[list[int], int]]]]:
     """Yields windows of sentences, each with its batches: (places in the window, length; 0: their bucket)."""
     lengths: tuple[int, ...] = ()
-    for window in _windows(sentences, batch, floats):
+    for window in windows(sentences, batch, floats):
         units = np.array([len(each) for each in window], np.int64)
         # A single batch has nothing to be sorted with: it takes its bucket.
         if len(window) <= batch:
@@ -186,7 +186,7 @@ def sorted_batches(
         yield window, [(group, next((n for n in lengths if n >= units[group[0]]), 0)) for group in groups]
 
 
-def _windows(sentences: Iterable[Sized], batch: int, floats: Callable[[Sized], int]) -> Iterator[list[Sized]]:
+def windows(sentences: Iterable[Sized], batch: int, floats: Callable[[Sized], int]) -> Iterator[list[Sized]]:
     """Yields sentences in lists: whole batches, WINDOW of them, or fewer whose vectors would be too large together."""
     window, size = list[Sized](), 0
     # Whole batches only: a window never ends within one, but for the last.

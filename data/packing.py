@@ -139,6 +139,14 @@ def packed_batch(sequences: Batch, packing: Packing, pad: int = 0) -> Batch:
     return batch
 
 
+def in_rows(sequences: Batch, packing: Packing, slots: int, pad: int = 0) -> Batch:
+    """Returns fields BL of sequences, `mask` among them, as a packed batch with room for so many sequences."""
+    sequences = dict(sequences)
+    spare, mask = slots - len(packing.begins), sequences.pop("mask")
+    begins = np.pad(packing.begins.astype(np.int32), (0, spare))
+    return {**packed_batch(sequences, packing, pad), "begins": begins, "mask": np.pad(mask, ((0, spare), (0, 0)))}
+
+
 def apart(batch: Mapping[str, np.ndarray]) -> Batch:
     """Returns a packed batch with a row for each sequence, 0 at padding: fields XY become BL, or BAL."""
     if "begins" not in batch:

@@ -1,4 +1,4 @@
-"""Batches are padded to the least of a few lengths, and hold what they would hold padded to the greatest."""
+"""Batches of words are padded to the least of a few lengths, and hold what they would hold padded to the greatest."""
 
 from itertools import combinations
 
@@ -12,7 +12,7 @@ from contexture.data.bucketing import choose_lengths, length_for
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.tasks.batch.batches import WINDOW, HeldOutTask, TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
-from tests.data.tasks.encode.test_encode_examples import TOKENIZER
+from contexture.data.tokenizers.word_level import StaticWords
 
 
 @settings(max_examples=60, deadline=None)
@@ -47,36 +47,42 @@ def test_the_lengths_cost_the_least_of_all(counts, batch, shuffled, saving):
     assert cost(chosen) == pytest.approx(min(map(cost, every)))
 
 
+WORDS = StaticWords([f"w{n}" for n in range(10)], "spaces")
+
+
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     """301 texts of 1 to 50 words, short ones more often, and lengths that need not save much."""
     monkeypatch.setattr(lengths, "MIN_SAVING", 0.05)
     rng = np.random.default_rng(5)
-    lines = [f"{' '.join(['w1'] * int(50 * x**3 + 1))}\t{'no' if x < 0.5 else 'yes'}\n" for x in rng.random(301)]
+    lines = [
+        f"{' '.join(f'w{n}' for n in rng.integers(10, size=int(50 * x**3 + 1)))}\t{'no' if x < 0.5 else 'yes'}\n"
+        for x in rng.random(301)
+    ]
     (tmp_path / "train.tsv").write_text("text\tlabel\n" + "".join(lines), "utf-8")
     task = TaskConfig(kind="classify", train=(str(tmp_path / "train.tsv"),))
-    return encode(task, TOKENIZER, tmp_path / "data")
+    return encode(task, WORDS, tmp_path / "data")
 
 
-CONFIG = DataConfig(batch=4, length=48, max_predictions=1)
+CONFIG = DataConfig(batch=4, length=48)
 
 
 def test_a_training_batch_has_the_least_length_that_holds_it(store, monkeypatch):
-    batches = TaskBatches(store, TOKENIZER, CONFIG, TaskConfig(kind="classify"), seed=3, family="bert")
+    batches = TaskBatches(store, WORDS, CONFIG, TaskConfig(kind="classify"), seed=3, family="vectors")
     monkeypatch.setattr(lengths, "MAX_LENGTHS", 1)
-    whole = TaskBatches(store, TOKENIZER, CONFIG, TaskConfig(kind="classify"), seed=3, family="bert")
+    whole = TaskBatches(store, WORDS, CONFIG, TaskConfig(kind="classify"), seed=3, family="vectors")
     assert whole.lengths == (48,)
     assert 1 < len(batches.lengths) <= 6
     assert batches.lengths[-1] == 48 and list(batches.lengths) == sorted(batches.lengths)
     seen = set()
     for step in range(90):
         batch, full, length = batches.read(step), whole.read(step), batches.length_at(step)
-        # From the batch of full length: one that is cut would agree with itself.
+        # From the batch of full length: one that is cut would agree with itself. A length counts two places more.
         longest = int(full["mask"].sum(1).max())
-        assert batch["tokens"].shape == (4, length)
-        assert length == min(n for n in batches.lengths if n >= longest)
+        assert batch["tokens"].shape == (4, length - 2)
+        assert length == min(n for n in batches.lengths if n >= longest + 2)
         for name, x in full.items():
-            assert np.array_equal(batch[name], x[:, :length] if x.ndim == 2 else x), name
+            assert np.array_equal(batch[name], x[:, : length - 2] if x.ndim == 2 else x), name
         # What belongs to another process has the length of the whole batch too.
         part = batches.read(step, np.array([2]))
         assert all(np.array_equal(part[name][0], batch[name][2]) for name in batch)
@@ -86,16 +92,17 @@ def test_a_training_batch_has_the_least_length_that_holds_it(store, monkeypatch)
 
 def test_held_out_examples_are_read_once_each_and_sorted_within_a_window(store):
     split = store.splits["train"]
-    held_out = HeldOutTask(split, TOKENIZER, CONFIG, 3, family="bert")
-    whole = HeldOutTask(split, TOKENIZER, CONFIG, 3, lengths=(48,), family="bert")
+    held_out = HeldOutTask(split, WORDS, CONFIG, 3, family="vectors")
+    whole = HeldOutTask(split, WORDS, CONFIG, 3, shape=(48,), family="vectors")
     expected = np.concatenate([whole.read(step)["tokens"] for step in range(whole.steps)])
-    assert len(held_out.lengths) > 1 and held_out.steps == whole.steps == 101 and WINDOW == 64
+    assert isinstance(held_out.shape, tuple) and len(held_out.shape) > 1
+    assert held_out.steps == whole.steps == 101 and WINDOW == 64
     numbers, sizes = [], []
     for step in range(held_out.steps):
         batch, own = held_out.read(step), held_out.numbers(step)
         length = batch["tokens"].shape[1]
         assert np.array_equal(batch["tokens"][: len(own)], expected[own, :length])
-        assert not expected[own, length:].any() or TOKENIZER.pad == expected[own, length:].min()
+        assert not expected[own, length:].any() or WORDS.pad == expected[own, length:].min()
         assert batch["valid"].tolist() == [1.0] * len(own) + [0.0] * (3 - len(own))
         numbers.append(own)
         sizes.append(length)
@@ -110,7 +117,7 @@ def test_small_sets_have_one_length(tmp_path):
     texts = "".join(f"{'w1 ' * n}w1\t{n % 2}\n" for n in range(40))
     (tmp_path / "train.tsv").write_text("text\tlabel\n" + texts, "utf-8")
     task = TaskConfig(kind="classify", train=(str(tmp_path / "train.tsv"),))
-    split = encode(task, TOKENIZER, tmp_path / "data").splits["train"]
+    split = encode(task, WORDS, tmp_path / "data").splits["train"]
     assert lengths.batch_lengths(split, 48, 4, shuffled=True) == (48,)
     assert lengths.batch_lengths(split, 48, 16, shuffled=False) == (48,)
 

@@ -1,5 +1,6 @@
 """A task's examples: encoded once, read back by number, laid out in batches."""
 
+import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -15,6 +16,7 @@ from contexture.data.bucketing import MAX_BATCH, check_batch
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import bert_texts
+from contexture.data.packing import apart
 from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches, sequence_length
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tasks.encode.example_tokens import encode_chunk, in_memory, same_shape
@@ -26,6 +28,7 @@ from contexture.data.tasks.read.labels import Labels, class_weights
 from contexture.data.tasks.store.example_store import ExampleStore, sha256_of
 from contexture.data.tokenizers.char_level import Characters
 from contexture.data.tokenizers.wordpiece import WordPiece
+from tests.helpers.packed import every_example
 from tests.helpers.slow_pairs import vocabulary
 
 TOKENIZER = WordPiece([*vocabulary(), "un", "##want", "##ed"], lowercase=True)
@@ -69,17 +72,15 @@ def test_an_encoded_example_is_laid_out_like_the_text_at_hand(texts, length):
     pairs = [(" ".join(a), " ".join(b) if b else None) for a, b in texts]
     actual = [Text(a, "x", f"f:{n}") if b is None else Pair(a, b, "x", f"f:{n}") for n, (a, b) in enumerate(pairs)]
     split = in_memory(encode_chunk(actual, "classify", TOKENIZER, Labels(["x"])), "classify", ("x",), "f")
-    held_out = HeldOutTask(split, TOKENIZER, DATA, batch=4, family="bert")
+    held_out = HeldOutTask(split, TOKENIZER, dataclasses.replace(DATA, length=length), batch=4, family="bert")
     expected = bert_texts(TOKENIZER, [a if b is None else (a, b) for a, b in pairs], length)
-    seen = 0
-    for step in range(held_out.steps):
-        batch = held_out.read(step)
-        numbers = held_out.numbers(step)
-        for name, array in expected.items():
-            assert np.array_equal(batch[name][: len(numbers)], array[numbers]), name
-        assert batch["valid"].tolist() == [1.0] * len(numbers) + [0.0] * (4 - len(numbers))
-        seen += len(numbers)
-    assert seen == len(pairs) == split.examples
+    read = every_example(held_out)
+    # What no example reaches, in a sequence of the greatest length, has no place.
+    width = held_out.length
+    assert width == min(-(-int(expected["mask"].sum(1).max()) // 8) * 8, length)
+    for name, array in expected.items():
+        assert np.array_equal(read[name], array[:, :width]) and not array[:, width:].any(), name
+    assert len(read["valid"]) == len(pairs) == split.examples
     assert [split.origin(row) for row in split.take(np.arange(len(pairs)))] == [f"f:{n}" for n in range(len(pairs))]
 
 
@@ -91,15 +92,17 @@ def test_a_tag_stands_at_its_words_first_piece(sentences, length):
     coded = encode_chunk(actual, "tag", TOKENIZER, labels)
     names = tuple(labels.numbers)
     split = in_memory(coded, "tag", names, "f")
-    held_out = HeldOutTask(split, TOKENIZER, DATA, batch=len(actual), family="bert")
-    batch = held_out.read(0)
+    config = dataclasses.replace(DATA, length=length)
+    batch = every_example(HeldOutTask(split, TOKENIZER, config, batch=len(actual), family="bert"))
+    longest = max(sum(len(TOKENIZER.encode([word])[0]) for word in words) + 2 for words in sentences)
+    width = min(-(-longest // 8) * 8, length)
     for row, words in enumerate(sentences):
         expected = [-1]
         for word in words:
             pieces = TOKENIZER.encode([word])[0]
             expected += [names.index(word)] + [-1] * (len(pieces) - 1)
-        expected = expected[: length - 1] + [-1] * max(0, length - len(expected))
-        expected += [-1] * (length - len(expected))
+        expected = expected[: length - 1]
+        expected += [-1] * (width - len(expected))
         assert batch["tags"][row].tolist() == expected
     assert np.array_equal(batch["tag_weights"], (batch["tags"] >= 0).astype(np.float32))
 
@@ -107,15 +110,17 @@ def test_a_tag_stands_at_its_words_first_piece(sentences, length):
 def test_every_pass_has_every_example_once_in_an_order_of_its_own(tmp_path):
     encoded = store(tmp_path, rows(*((f"w{n}", "ab"[n % 2]) for n in range(11))))
     reader = batches(encoded)
-    seen = [tuple(line) for step in range(11) for line in reader.read(step)["tokens"].tolist()]
+    seen = [tuple(line) for step in range(11) for line in apart(reader.read(step))["tokens"].tolist()]
     passes = [seen[11 * e : 11 * (e + 1)] for e in range(4)]
     assert all(len(set(one)) == 11 and set(one) == set(passes[0]) for one in passes)
     assert passes[0] != passes[1] != passes[2]
-    assert [tuple(x) for x in batches(encoded, seed=1).read(0)["tokens"].tolist()] != seen[:4]
+    assert [tuple(x) for x in apart(batches(encoded, seed=1).read(0))["tokens"].tolist()] != seen[:4]
     again = batches(encoded)
     for step in (7, 3, 7):
-        part = again.read(step, np.array([2, 0]))
-        assert np.array_equal(part["tokens"], reader.read(step)["tokens"][[2, 0]])
+        part, whole = again.read(step, np.array([2, 0])), reader.read(step)
+        # The rows are those of the whole batch.
+        assert np.array_equal(part["tokens"], whole["tokens"])
+        assert np.array_equal(apart(part)["tokens"], apart(whole)["tokens"][[2, 0]])
     with iterate(batches(encoded), 2, 6) as steps:
         for step, batch in steps:
             assert np.array_equal(batch["tokens"], reader.read(step)["tokens"])
@@ -123,7 +128,7 @@ def test_every_pass_has_every_example_once_in_an_order_of_its_own(tmp_path):
 
 def test_three_rows_make_batches_of_four(tmp_path):
     reader = batches(store(tmp_path, rows(("w1", "a"), ("w2", "b"), ("w3", "a"))))
-    assert Counter(reader.read(s)["tokens"][r, 1] for s in range(3) for r in range(4)) == Counter(
+    assert Counter(apart(reader.read(s))["tokens"][r, 1] for s in range(3) for r in range(4)) == Counter(
         {number: 4 for number in (6, 7, 8)}
     )
     assert reader.length == 8
@@ -132,9 +137,10 @@ def test_three_rows_make_batches_of_four(tmp_path):
 def test_lines_are_as_long_as_the_longest_example(tmp_path):
     assert [sequence_length(DATA, longest) for longest in (1, 6, 7, 13, 14, 15, 400)] == [8, 8, 16, 16, 16, 16, 16]
     reader = batches(store(tmp_path, rows(("w1 " * 30, "a"), ("w2", "b"), ("w3 " * 14, "b"))))
-    assert (
-        reader.length == 16 and reader.describe() == "3 examples in sequences of 16 tokens; 1 of them longer, and cut"
-    )
+    # The first batch has 51 tokens at most, with the longest three times: the least bucket holds them.
+    assert reader.length == 16 and reader.read(0)["mask"].shape == (4, 16) and reader.width == 64
+    assert reader.describe().startswith("3 examples in sequences of 16 tokens; 1 of them longer, and cut; 1 row")
+    assert {len(apart(reader.read(step))["tokens"][0]) for step in range(3)} == {16}
 
 
 def test_a_fraction_held_out_is_drawn_and_apart(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
+from contexture.data.packing import apart
 from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tasks.read.answers import check_placed
@@ -256,10 +257,11 @@ def test_every_label_points_at_its_answer(tmp_path):
     held_out = HeldOutTask(split, PIECES, DataConfig(batch=8, length=16, max_predictions=1), 8, family="bert")
     seen = 0
     for step in range(held_out.steps):
-        batch = held_out.read(step)
-        for row in range(8):
+        batch = apart(held_out.read(step))
+        for row in range(held_out.batch):
             start, end = batch["starts"][row], batch["ends"][row]
             assert (start == 0) == (end == 0)
+            assert bool(batch["valid"][row]) == (row < len(held_out.numbers(step)))
             if start and batch["valid"][row]:
                 assert PIECES.decode(batch["tokens"][row, start : end + 1].tolist()) == "cd"
                 assert batch["segments"][row, start] == 1
@@ -273,8 +275,11 @@ def test_training_batches_are_a_function_of_their_step(tmp_path):
     batches = TaskBatches(store, PIECES, config, task, family="bert", seed=3)
     whole = batches.read(5)
     parts = [batches.read(5, np.array(rows)) for rows in ([0, 1, 2], [3, 4, 5, 6, 7])]
-    for name, array in whole.items():
-        assert (np.concatenate([part[name] for part in parts]) == array).all()
+    # Each process has the rows that all sequences share, and of other arrays its own.
+    for part in parts:
+        assert all((part[name] == whole[name]).all() for name in ("tokens", "segments", "packs", "positions"))
+    for name, array in apart(whole).items():
+        assert (np.concatenate([apart(part)[name] for part in parts]) == array).all()
     assert batches.describe() == f"13 questions in {store.splits['train'].examples} windows of 16 tokens"
 
 

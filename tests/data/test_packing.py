@@ -1,0 +1,278 @@
+"""Sequences that share rows: none lies over another, each comes once and whole, and little is padding."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from contexture.data import packing as module
+from contexture.data.bucketing import bucket
+from contexture.data.layouts import Batch
+from contexture.data.packing import (
+    Packing,
+    Shape,
+    apart,
+    best_fit,
+    choose_heights,
+    fill,
+    height_for,
+    pack,
+    packed_batch,
+    placed,
+    row_width,
+)
+
+WIDTHS = st.sampled_from([8, 24, 64, 100])
+
+
+@st.composite
+def sequences(draw: st.DrawFn, most: int = 60) -> tuple[np.ndarray, int]:
+    """(the lengths of some sequences, the width of a row that holds the longest)."""
+    width = draw(WIDTHS)
+    lengths = draw(st.lists(st.integers(1, width), min_size=1, max_size=most))
+    return np.array(lengths), width
+
+
+def places(packing: Packing) -> list[range]:
+    return [range(b, b + n) for b, n in zip(packing.begins.tolist(), packing.lengths.tolist(), strict=True)]
+
+
+def check(packing: Packing) -> None:
+    """No place belongs to two sequences, and none leaves its row. From a row's first place on, those of a row follow
+    each other without a gap, in their own order."""
+    rows: dict[int, list[range]] = {}
+    for place in places(packing):
+        assert place.start // packing.width == (place.stop - 1) // packing.width
+        rows.setdefault(place.start // packing.width, []).append(place)
+    assert all(0 <= row < packing.rows for row in rows)
+    for row, mine in rows.items():
+        assert [place.start for place in mine] == [row * packing.width, *(place.stop for place in mine[:-1])]
+
+
+# Rows
+
+
+@settings(max_examples=100, deadline=None)
+@given(sequences(), st.sampled_from([1, 2, 5, 1 << 30]))
+def test_a_sequence_goes_where_it_leaves_the_least_room(given, most):
+    lengths, width = given
+    rows = best_fit(lengths, width, most)
+    assert np.array_equal(rows, best_fit(lengths.copy(), width, most))
+    room, held = list[int](), list[int]()
+    for number in sorted(range(len(lengths)), key=lambda n: -lengths[n]):
+        need, row = int(lengths[number]), int(rows[number])
+        fitting = [left for left, count in zip(room, held, strict=True) if left >= need and count < most]
+        if fitting:
+            assert row < len(room) and held[row] < most and room[row] == min(fitting)
+        else:
+            # A new row has the next number.
+            assert row == len(room)
+            room.append(width)
+            held.append(0)
+        room[row] -= need
+        held[row] += 1
+    assert min(room) >= 0 and max(held) <= most
+
+
+@settings(max_examples=100, deadline=None)
+@given(sequences(), st.randoms(use_true_random=False))
+def test_sequences_of_a_row_follow_each_other(given, random):
+    """Also in rows that are drawn, of which some hold nothing."""
+    lengths, width = given
+    room, row = [width] * (len(lengths) + 3), []
+    for need in lengths.tolist():
+        row.append(random.choice([n for n, left in enumerate(room) if left >= need]))
+        room[row[-1]] -= need
+    packing = placed(np.array(row), lengths, len(room), width)
+    check(packing)
+    assert (packing.begins // width).tolist() == row and packing.lengths.tolist() == lengths.tolist()
+    assert (packing.rows, packing.width) == (len(room), width)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    sequences(),
+    st.lists(st.integers(1, 6), min_size=0, max_size=3, unique=True),
+    st.sampled_from([(1, 1), (2, 1), (4, 1), (2, 2), (6, 2), (3, 3)]),
+    st.sampled_from([1, 2, 3]),
+)
+def test_a_batch_has_rows_of_a_height_and_each_part_its_own(given, heights, multiples, each):
+    (lengths, width), (multiple, parts) = given, multiples
+    lengths = np.repeat(lengths, each)
+    heights = sorted(multiple * height for height in heights)
+    packing = pack(lengths, width, heights, multiple, parts, each)
+    check(packing)
+    again = pack(lengths.copy(), width, tuple(heights), multiple, parts, each)
+    assert packing.rows == again.rows and np.array_equal(packing.begins, again.begins)
+    assert packing.width == width and np.array_equal(packing.lengths, lengths)
+    example = np.arange(len(lengths)) // each
+    assert np.array_equal(packing.begins // width % parts, example % parts)
+    # Each part has as many rows as the fullest one wants, and the batch no more than the next height.
+    wanted = [best_fit(lengths[example % parts == part], width).max(initial=0) + 1 for part in range(parts)]
+    needed = -(-int(max(wanted)) * parts // multiple) * multiple
+    assert packing.rows == min((n for n in heights if n >= needed), default=needed)
+    assert packing.rows % multiple == packing.rows % parts == 0
+
+
+@given(
+    st.integers(1, 40),
+    st.lists(st.integers(1, 12), max_size=4, unique=True).map(sorted),
+    st.sampled_from([1, 2, 3]),
+)
+def test_a_height_is_the_least_that_suffices(rows, heights, multiple):
+    heights = [height * multiple for height in heights]
+    height = height_for(rows, heights, multiple)
+    assert height >= rows and height % multiple == 0
+    least = next(n for n in range(rows, rows + multiple) if n % multiple == 0)
+    assert height == min((n for n in heights if n >= rows), default=least)
+
+
+@given(st.integers(1, 700), st.integers(0, 3000))
+def test_a_row_holds_the_longest_sequence_and_is_no_wider_than_all(longest, more):
+    total = longest + more
+    width = row_width(longest, total)
+    wanted = next(n for n in range(128, 2000, 64) if n >= longest)
+    assert width >= longest and width <= max(bucket(total), longest)
+    assert width == wanted or width == max(bucket(total), longest) < wanted
+
+
+# Arrays
+
+
+def drawn(lengths: np.ndarray, limit: int) -> Batch:
+    """Fields of sequences, a row for each, no token of which is 0, and padding that is not."""
+    rng, shape = np.random.default_rng(int(lengths.sum())), (len(lengths), limit)
+    return {
+        "tokens": rng.integers(1, 900, shape, np.int32),
+        "next": rng.integers(1, 900, shape, np.int32),
+        "next_weights": rng.random(shape, np.float32) + 1,
+    }
+
+
+@settings(max_examples=100, deadline=None)
+@given(sequences(most=24), st.sampled_from([1, 2, 3]), st.booleans(), st.sampled_from([0, 7]))
+def test_what_is_put_in_rows_comes_back(given, each, several, pad):
+    lengths, width = given
+    lengths = np.repeat(lengths, each)
+    limit = int(lengths.max()) + 3
+    alone, packing = drawn(lengths, limit), pack(lengths, width, (), each=each)
+    packed = packed_batch(alone, packing, pad)
+    assert set(packed) == {*alone, "packs", "positions"}
+    assert all(x.shape == (packing.rows, width) for x in packed.values())
+    assert all(packed[name].dtype == x.dtype for name, x in alone.items())
+    # By the slow road: one token at a time.
+    full = np.zeros(packing.rows * width, bool)
+    for number, place in enumerate(places(packing)):
+        for position, at in enumerate(place):
+            assert packed["packs"].ravel()[at] == number + 1 and packed["positions"].ravel()[at] == position
+            assert all(packed[name].ravel()[at] == x[number, position] for name, x in alone.items())
+            full[at] = True
+    for name, x in packed.items():
+        assert (x.ravel()[~full] == (pad if name == "tokens" else 0)).all(), name
+    mask = (np.arange(limit) < lengths[:, None]).astype(np.int32)
+    shape = (-1, each) if several or each > 1 else (-1,)
+    batch = {**packed, "begins": packing.begins.reshape(shape), "mask": mask.reshape(*shape, limit), "labels": lengths}
+    back = apart(batch)
+    assert set(back) == {*alone, "mask", "labels"} and back["labels"] is lengths
+    for name, x in alone.items():
+        assert back[name].dtype == x.dtype and np.array_equal(back[name], (x * mask).reshape(*shape, limit)), name
+    # Some examples of a batch have the rows of all.
+    some = np.array([len(lengths) // each - 1, 0])
+    part = apart({**batch, **{name: batch[name][some] for name in ("begins", "mask")}})
+    assert all(np.array_equal(part[name], back[name][some]) for name in alone)
+
+
+def test_a_batch_without_shared_rows_is_apart_already():
+    batch = drawn(np.array([3, 1]), 4)
+    assert apart(batch) == batch and apart(batch) is not batch
+
+
+# Numbers of rows
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(1, 14), min_size=1, max_size=30),
+    st.integers(1, 400),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([0.1, 3.0]),
+)
+def test_the_heights_compute_the_least_of_all(needed, steps, multiple, saving):
+    rounded = [-(-n // multiple) * multiple for n in needed]
+
+    def cost(heights: tuple[int, ...]) -> float:
+        """Whole batches, of the greatest height."""
+        rows = [min(height for height in heights if height >= n) for n in rounded]
+        return sum(rows) / len(rows) / max(rounded) * steps + saving * len(heights)
+
+    every = [
+        (*others, max(rounded))
+        for count in range(3)
+        for others in combinations(sorted({*rounded} - {max(rounded)}), count)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MIN_SAVING", saving)
+        heights = choose_heights(needed, steps, multiple)
+        assert heights == choose_heights(sorted(needed), steps, multiple)
+    assert heights in every and all(height % multiple == 0 for height in heights)
+    assert cost(heights) == pytest.approx(min(map(cost, every)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(sequences(most=200), st.integers(1, 40), st.sampled_from([1, 2, 8]))
+def test_a_shape_has_room_for_its_sequences(given, batch, multiple):
+    lengths, _ = given
+    shape = Shape.for_lengths(lengths, batch, multiple)
+    assert shape.width >= lengths.max() and 1 <= len(shape.heights) <= 2
+    assert list(shape.heights) == sorted(shape.heights) and shape.heights[0] >= 1 and shape.slots >= 1
+    assert all(n % multiple == 0 for n in (*shape.heights, shape.slots))
+    assert shape == Shape.for_lengths(lengths[::-1].copy(), batch, multiple)
+    # About as many tokens as so many sequences have, and no more rows than all want; but a row for each device.
+    rows = min(round(lengths.mean() * batch / shape.width), best_fit(lengths, shape.width).max() + 1)
+    assert rows <= shape.heights[-1] < max(rows, 1) + multiple
+
+
+@st.composite
+def shaped(draw: st.DrawFn) -> tuple[np.ndarray, Shape]:
+    """Sequences, and arrays that hold them: what suits them, or any."""
+    lengths, width = draw(sequences(most=200))
+    if draw(st.booleans()):
+        return lengths, Shape.for_lengths(lengths, draw(st.integers(1, 40)))
+    multiple, slots = draw(st.sampled_from([1, 2, 8])), draw(st.sampled_from([1, 3, 12, 400]))
+    heights = draw(st.lists(st.integers(1, 9), min_size=1, max_size=2, unique=True).map(sorted))
+    return lengths, Shape(width, tuple(multiple * n for n in heights), multiple * slots)
+
+
+@settings(max_examples=100, deadline=None)
+@example((np.full(80, 40), Shape(64, (3, 13), 100)))
+@given(shaped())
+def test_batches_hold_each_sequence_once_within_their_slots(given):
+    lengths, shape = given
+    batches = list(fill(lengths, shape))
+    assert sorted(np.concatenate([numbers for numbers, _ in batches]).tolist()) == list(range(len(lengths)))
+    for (numbers, packing), (same, again) in zip(batches, fill(lengths.copy(), shape), strict=True):
+        check(packing)
+        assert np.array_equal(numbers, same) and np.array_equal(packing.begins, again.begins)
+        assert (np.diff(numbers) > 0).all() and 1 <= len(numbers) <= shape.slots
+        # The least height that suffices: no further program is compiled.
+        used = len(np.unique(packing.begins // packing.width))
+        assert packing.rows == min(n for n in shape.heights if n >= used) and packing.width == shape.width
+        assert np.array_equal(packing.lengths, lengths[numbers])
+    assert list(fill(lengths[:0], shape)) == []
+
+
+# Padding
+
+
+@pytest.mark.parametrize(("mean", "deviation", "limit"), [(3.5, 0.6, 128), (4.0, 0.5, 128), (5.0, 0.7, 512)])
+def test_few_places_of_many_texts_are_padding(mean, deviation, limit):
+    """Lengths are log-normal, as those of texts about are; longer ones are cut."""
+    drawn = np.exp(np.random.default_rng(3).normal(mean, deviation, 1024))
+    lengths = np.clip(drawn.astype(np.int64), 3, limit)
+    width = row_width(int(lengths.max()), int(lengths.sum()))
+    assert pack(lengths, width, ()).rows * width / lengths.sum() <= 1.03
+    for batch in (8, 32, 64):
+        held_out = [packing for _, packing in fill(lengths, Shape.for_lengths(lengths, batch))]
+        assert sum(packing.rows * packing.width for packing in held_out) / lengths.sum() <= 1.03, batch
