@@ -49,7 +49,7 @@ def log_start(parts: TrainingSetup, given: Run, recipe: Run, report: Report, sha
         logger.info(note)
     logger.info(f"{meshes.describe(parts.mesh)}; {run.model.dtype}")
     # Devices: which attention kernel runs and what is recomputed decide the time and the memory of a step.
-    if attention := meshes.describe_attention(run.model, run.data.packed):
+    if attention := meshes.describe_attention(run.model, run.shares_rows):
         remat = meshes.describe_remat(run.model, batch_sizes(run, run.data.batch // run.optim.accumulate))
         logger.info(f"attention: {attention}; remat: {remat}")
     if options := meshes.compiler_options(run.mesh, parts.mesh):

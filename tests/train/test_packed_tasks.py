@@ -15,12 +15,19 @@ from contexture.data.tasks.batch.batches import TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.config import BertConfig, GptConfig, HeadConfig
+from contexture.models.families import build
 from contexture.models.layers.dropout import dropout_key
 from contexture.models.model import Model, Outputs
+from contexture.train import mesh as meshes
 from contexture.train.checkpoints.transfer import model_of
 from contexture.train.objectives import Objective, loss, objective_of
+from contexture.train.programs import step_settings
 from contexture.train.settings.run import Run
+from contexture.train.settings.sections import MeshConfig, OptimConfig
+from contexture.train.step import create, train_step
 from tests.data.tasks.batch.test_gpt_layout import LETTERS, WORDS
+from tests.helpers.commands import devices
+from tests.helpers.long import long
 from tests.helpers.random_runs import random_parameters
 
 SIZES: dict[str, Any] = {"vocab": 32, "length": 32, "layers": 2, "hidden": 16, "heads": 2, "ffn": 32, "dropout": 0.3}
@@ -136,3 +143,55 @@ def test_a_step_of_packed_rows_is_one_of_sequences_alone(case: str, family: str,
     params = random_parameters(model, arrays(packed), deviation=0.3)
     expected = computed(model, objective, params, arrays(alone), seed)
     close(expected, computed(model, objective, params, arrays(packed), seed), 2e-5)
+
+
+def losses(case: str, family: str, folder: Path, parts: int = 1, count: int = 1) -> list[float]:
+    """Losses and norms of gradients of three steps, with dropout, in so many microbatches on so many devices."""
+    folder.mkdir()
+    run, model, objective, batches = opened(case, family, folder, parts, count)
+    run = dataclasses.replace(run, optim=OptimConfig(accumulate=parts, warmup=1, peak_lr=1e-2))
+    found = []
+    with devices(count):
+        mesh = meshes.build(MeshConfig())
+        with meshes.use(mesh, "float32"):
+            state, settings = create(model, run, mesh)[0](7), step_settings(run)
+            step = train_step(model, objective, run, mesh)
+            for number in range(3):
+                batch = meshes.shard_batch(mesh, batches.read(number), batches.fields, 16)
+                assert batch["tokens"].shape[0] % (parts * count) == 0
+                state, metrics = step(state, batch, settings)
+                found += [float(metrics["loss"]), float(metrics["grad_norm"])]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("case", "family"), [("classify", "bert"), *long(("choice", "gpt"), ("tag", "gpt2"), ("span", "bert"))]
+)
+def test_losses_depend_on_neither_microbatches_nor_devices(case: str, family: str, tmp_path: Path):
+    expected = losses(case, family, tmp_path / "one")
+    for parts, count in ((2, 1), (1, 8), (2, 8)):
+        assert losses(case, family, tmp_path / f"{parts}-{count}", parts, count) == pytest.approx(expected, rel=2e-5)
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_an_example_is_blind_to_the_others_of_its_row(family: str, tmp_path: Path):
+    """The gradient of its answer with regard to the embeddings of all other tokens is exactly 0."""
+    _, model, objective, batches = opened("classify", family, tmp_path)
+    batch = arrays(batches.read(0))
+    params = random_parameters(model, batch, deviation=0.3)
+    number = int(np.argmax(np.bincount(np.asarray(batch["packs"])[0])[1:]))
+    table = params["backbone"]["embeddings"]["tokens"]
+    # Every token gets a row of the table of its own, so that the table's gradient is the tokens'.
+    rows = batch["tokens"].size
+    own = {**batch, "tokens": jnp.arange(rows, dtype=jnp.int32).reshape(batch["tokens"].shape)}
+    embeddings = {**params["backbone"]["embeddings"], "tokens": table[batch["tokens"].reshape(-1)]}
+    wide = {**params, "backbone": {**params["backbone"], "embeddings": embeddings}}
+
+    def answer(params: Any) -> jax.Array:
+        model_ = dataclasses.replace(model.config, vocab=rows)
+        outputs = build(model_, objective.heads, 3).apply({"params": params}, own, only=("classify",))
+        return cast(Outputs, outputs).heads["classify"][number].sum()
+
+    gradient = np.asarray(jax.grad(answer)(wide)["backbone"]["embeddings"]["tokens"])
+    of = np.asarray(batch["packs"]).reshape(-1) == number + 1
+    assert np.abs(gradient[of]).min(1).max() > 0 and (gradient[~of] == 0).all()

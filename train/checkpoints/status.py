@@ -38,6 +38,7 @@ class RunStatus(TypedDict):
     held_out_loss: float | None
     held_out_step: int | None
     tokens_per_second: float | None
+    padding_ratio: float | None
     seconds_left: float | None
     seconds_since: float | None
     stopped_early: bool
@@ -86,6 +87,7 @@ def status(folder: Path) -> RunStatus:
         "held_out_loss": held.get("loss"),
         "held_out_step": held.get("step"),
         "tokens_per_second": train.get("tokens_per_second"),
+        "padding_ratio": train.get("padding_ratio"),
         "seconds_left": train.get("seconds_left") if process else None,
         "seconds_since": _age(metrics),
         "stopped_early": early and not process,
@@ -126,6 +128,8 @@ def describe_status(now: RunStatus) -> str:
         figures.append(f"best {now['metric']} {now['best']:.4g} at step {now['best_step']:,}")
     if now["process"] and now["tokens_per_second"] is not None:
         figures.append(f"{now['tokens_per_second']:,.0f} tokens/s")
+    if now["process"] and now["padding_ratio"] is not None:
+        figures.append(f"padding ratio {now['padding_ratio']:.2f}")
     if now["seconds_left"] is not None:
         figures.append(f"{duration(now['seconds_left'])} left")
     if figures:

@@ -137,7 +137,7 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
     meshes.check_batch(mesh, run.data.batch, run.optim.accumulate, "data.batch")
     with meshes.use(mesh, run.model.dtype):
         meshes.check_compiler_options(run.mesh, mesh)
-        attention = meshes.describe_attention(run.model, run.data.packed)
+        attention = meshes.describe_attention(run.model, run.shares_rows)
         remat = meshes.describe_remat(run.model, batch_sizes(run, run.data.batch // run.optim.accumulate))
         step, state, batch = abstract_step(run, mesh)
         started = time.monotonic()

@@ -133,7 +133,7 @@ def _is_possible(run: Run, topology: Topology) -> bool:
     # Asked before compiling: a kernel of another platform would only give an error.
     try:
         with jax.set_mesh(meshes.build(run.mesh, list(topology.devices))):
-            meshes.describe_attention(run.model, run.data.packed)
+            meshes.describe_attention(run.model, run.shares_rows)
     except ConfigError:
         return False
     return True

@@ -109,6 +109,8 @@ class ThroughputMeter:
         # The formula counts a backbone that is trained: with stored features it would promise too much.
         peak = None if run.reads_features else peak_flops(device_kind)
         self._size_at = size_at or self._text_size
+        # Text has no padding to speak of, and stored features are read without any.
+        self._has_padding = size_at is not None and not run.reads_features
         sizes, training_flops = batch_sizes(run, 1), family_of(run.model).training_flops
         # length → seconds that all devices together need for one such sequence at their peak. Cached: there are few
         # lengths, and the formula of a family walks over its configuration.
@@ -184,7 +186,7 @@ class ThroughputMeter:
             peak_seconds = [(self._peak_seconds(-(-size.tokens // size.sequences)), size.sequences) for size in sizes]
             if all(each is not None for each, _ in peak_seconds):
                 speed["mfu"] = sum((each or 0.0) * n for each, n in peak_seconds) / count / seconds
-        if tokens and self._size_at != self._text_size:
+        if self._has_padding and tokens:
             speed["padding_ratio"] = sum(size.computed for size in sizes) / tokens
         self._last_time, self._last_step, self._compiled, self._waited = now, last, True, 0.0
         return [

@@ -113,6 +113,11 @@ class Run:
         unless a loss over the vocabulary reads the backbone's own table."""
         return self.task.kind != "off" and self.optim.freezes_backbone and not self.task.lm_weight
 
+    @property
+    def shares_rows(self) -> bool:
+        """Whether a row of a batch holds several texts, which see each other nowhere."""
+        return self.data.packed if self.task.kind == "off" else not self.text.reads_words
+
     def _check_data(self) -> None:
         # Options of `data` that only some pretrainings or kinds of task read.
         data, unused = self.data, ("documents", "packed")

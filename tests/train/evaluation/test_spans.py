@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from contexture.data.config import DataConfig, Family, TaskConfig
 from contexture.data.tasks.batch.answer_rules import AnswerRules, answer_rules
-from contexture.data.tasks.batch.batches import HeldOutTask, sequence_length
+from contexture.data.tasks.batch.batches import HeldOutTask
 from contexture.data.tasks.encode.example_tokens import encode_chunk, in_memory
 from contexture.data.tasks.encode.token_places import encode_with_places
 from contexture.data.tasks.encode.windows import SpanLayout
@@ -47,8 +47,6 @@ def open_questions(
     char_ids = reader.char_ids() if isinstance(reader, OpenVocabulary) else None
     split = in_memory(encoded, "span", (), "f", char_ids=char_ids)
     config = DataConfig(batch=batch, length=layout.length, max_predictions=1)
-    # Of one length, so that batches are in order, as the scores that are drawn here.
-    lengths = (sequence_length(config, split.longest),)
     return HeldOutTask(split, tokenizer, config, batch, family=family, rules=AnswerRules(**rules))
 
 
@@ -56,17 +54,20 @@ _candidates = jax.jit(span_candidates, static_argnums=2)
 
 
 def collect(held_out: HeldOutTask, logits) -> tuple[list[SpanPrediction], SpanCollector]:
-    """logits(batch, first row) → f32 BLC, the scores of every place."""
+    """logits(batch, numbers of its windows) → f32 BLC, the scores of every place."""
     collector, records = SpanCollector(held_out), list[SpanPrediction]()
     for step in range(held_out.steps):
         batch = held_out.read(step)
-        scores = jnp.asarray(logits(batch, step * held_out.batch), jnp.float32)
+        numbers = held_out.numbers(step)
+        # What fills a batch up has scores too, which nothing reads.
+        numbers = np.pad(numbers, (0, held_out.batch - len(numbers)), "edge")
+        scores = jnp.asarray(logits(batch, numbers), jnp.float32)
         best = _candidates(scores, jnp.asarray(batch["mask"]), held_out.rules.n_best)
         records += collector.add(step, {name: np.asarray(x) for name, x in best.items()})
     return records, collector
 
 
-def perfect(batch: dict[str, np.ndarray], first: int) -> np.ndarray:
+def perfect(batch: dict[str, np.ndarray], numbers: np.ndarray) -> np.ndarray:
     """The scores of a model that knows every answer."""
     rows, length = batch["mask"].shape
     scores = np.zeros((rows, length, 2), np.float32)
@@ -100,8 +101,8 @@ def test_answers_are_those_of_the_slow_road(family, examples, length, stride, n_
     )  # fmt: skip
     drawn = np.random.default_rng(seed)
     # Few different scores, so that there are ties.
-    scores = drawn.integers(0, 6, (held_out.steps * held_out.batch, held_out.length, 2)).astype(np.float32)
-    records, _ = collect(held_out, lambda batch, first: scores[first : first + 2, : batch["mask"].shape[1]])
+    scores = drawn.integers(0, 6, (held_out.split.examples, held_out.length, 2)).astype(np.float32)
+    records, _ = collect(held_out, lambda batch, numbers: scores[numbers, : batch["mask"].shape[1]])
     assert [record["id"] for record in records] == [example.id for example in examples]
     row = 0
     reader = OpenVocabulary(WORDS) if family == "elmo" else TOKENIZERS[family]
@@ -210,7 +211,7 @@ def test_answers_of_some_real_questions_are_recovered(shared, family, length):
 def test_scores_that_are_no_numbers_are_no_hit():
     example = QuestionExample("q", "ab", "ab cd", (), "f:1")
     held_out = open_questions([example], "bert", PIECES, SpanLayout(16), unanswerable=True)
-    records, collector = collect(held_out, lambda batch, first: perfect(batch, first) * np.nan)
+    records, collector = collect(held_out, lambda batch, numbers: perfect(batch, numbers) * np.nan)
     assert records[0]["prediction"] == "" and collector.figures()["exact_match"] == 0.0
 
 
@@ -218,15 +219,15 @@ def test_without_unanswerable_questions_every_question_is_answered():
     example = QuestionExample("q", "ab", "ab cd", (Answer("cd", 3),), "f:1")
     held_out = open_questions([example], "bert", PIECES, SpanLayout(16))
 
-    def to_null(batch, first):
-        scores = perfect(batch, first)
+    def to_null(batch, numbers):
+        scores = perfect(batch, numbers)
         scores[:, 0] = 99.0
         return scores
 
     (record,), _ = collect(held_out, to_null)
     assert record["prediction"] == "cd" and record.get("null_score") == 180.0
     third = np.float32(1 / 3)
-    (record,), _ = collect(held_out, lambda batch, first: np.maximum(perfect(batch, first), third))
+    (record,), _ = collect(held_out, lambda batch, numbers: np.maximum(perfect(batch, numbers), third))
     assert record.get("null_score") == -17.333333
     assert all(each["text"] for each in record["n_best"])
 
@@ -234,8 +235,8 @@ def test_without_unanswerable_questions_every_question_is_answered():
 def test_a_threshold_moves_the_line_between_an_answer_and_none():
     example = QuestionExample("q", "ab", "ab cd", (Answer("cd", 3),), "f:1")
 
-    def slightly_null(batch, first):
-        scores = perfect(batch, first)
+    def slightly_null(batch, numbers):
+        scores = perfect(batch, numbers)
         scores[:, 0, 0] = 19.0
         return scores
 
@@ -281,10 +282,10 @@ def test_answers_by_the_best_threshold_have_the_scores_it_promised(drawn, seed: 
     """In batches of another size too; also where giving no answer at all is best (null 9)."""
     examples = [replace(each, answers=() if n % 2 else each.answers) for n, each in enumerate(drawn)]
 
-    def logits(batch: dict[str, np.ndarray], first: int) -> np.ndarray:
+    def logits(batch: dict[str, np.ndarray], numbers: np.ndarray) -> np.ndarray:
         scores = np.random.default_rng(seed).integers(-3, 4, (100, batch["mask"].shape[1], 2)).astype(np.float32)
         scores[:, 0] += null
-        return scores[first : first + len(batch["mask"])]
+        return scores[numbers]
 
     def figures(batch: int, threshold: float) -> dict[str, float]:
         layout = SpanLayout(16)

@@ -11,6 +11,7 @@ import pytest
 
 import contexture
 from contexture.data.config import DataConfig
+from contexture.data.packing import apart
 from contexture.data.tasks.batch.batches import HeldOutTask
 from contexture.data.tasks.read.examples import ChoiceExample, Example
 from contexture.data.tasks.store.example_store import ExampleSplit
@@ -32,6 +33,8 @@ from tests.helpers.random_runs import random_parameters
 GOLDEN = Path(__file__).parents[2] / "golden"
 SIZES: dict[str, Any] = {"vocab": 32, "length": 16, "layers": 2, "hidden": 16, "heads": 2, "ffn": 16}
 ELMO = ElmoConfig(vocab=4, char_width=3, filters=((1, 4), (2, 4)), highway=1, cells=6, projection=4, layers=1)
+ONE_EACH = ("labels", "weights", "valid")
+"""Fields that an example has one of, however many alternatives it has."""
 CASES: dict[str, tuple[str, Any, HeadConfig]] = {
     "bert": ("bert", BertConfig(**SIZES), HeadConfig()),
     "bert on a mix": ("bert", BertConfig(**SIZES), HeadConfig(mix="all", mix_norm=True, mix_l2=0.1)),
@@ -109,13 +112,15 @@ def test_absent_alternatives_change_neither_loss_nor_gradient(case: str):
     """Nor any metric; whatever stands in their rows."""
     family, model, objective, params = made(case)
     batch = held_out_of(family, questions_of(family, 5), 5).read(0)
-    rng, wider = np.random.default_rng(2), dict(batch)
-    for name, spec in held_out_of(family, questions_of(family, 5), 5).fields.items():
-        dims = spec.partition(" ")[2]
-        if "A" in dims:
+    # A row for each sequence, so that all have the letter A.
+    alone = apart(batch)
+    rng, wider = np.random.default_rng(2), dict(alone)
+    for name, array in alone.items():
+        if array.shape[:2] == batch["choices"].shape:
             # Three more alternatives, of which there is nothing: copies of others, but for what marks and weighs them.
-            more = batch[name][:, rng.integers(0, batch[name].shape[1], 3)]
-            wider[name] = np.concatenate([batch[name], more * (name not in ("choices", "next_weights"))], 1)
+            more = array[:, rng.integers(0, array.shape[1], 3)]
+            wider[name] = np.concatenate([array, more * (name not in ("choices", "next_weights"))], 1)
+    assert {name for name in wider if wider[name] is not alone[name]} == {*alone} - {"types", *ONE_EACH}
     assert wider["choices"].shape == (5, 8)
 
     def total(params: Any, arrays: dict[str, np.ndarray]) -> Any:
