@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from contexture.data.task_kinds import KINDS, Kind
 
@@ -18,6 +18,20 @@ imported and never pretrained."""
 Stream = Literal["sentence_pairs", "windows", "lanes"]
 """How sequences are drawn from documents: BERT's pairs of sentence runs, GPT's windows over the joined text, ELMo's
 lanes, each of which continues in the next batch where it stopped."""
+
+
+class StepSize(NamedTuple):
+    """The size of a step's batch.
+
+    Args:
+        sequences: its sequences; an example may have several.
+        tokens: the tokens of their texts, special ones counted.
+        computed: the places of its arrays, padding counted.
+    """
+
+    sequences: int
+    tokens: int
+    computed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +158,11 @@ class DataConfig:
             first, last = (-(-at * self.ramp_steps // len(sizes)) for at in (number, number + 1))
             whole += size * max(min(step, last) - first, 0)
         return whole
+
+    def size_at(self, step: int) -> StepSize:
+        """Returns the size of a step without padding."""
+        batch = self.batch_size_at(step)
+        return StepSize(batch, batch * self.length, batch * self.length)
 
 
 @dataclass(frozen=True, kw_only=True)

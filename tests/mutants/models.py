@@ -17,6 +17,7 @@ _CNN = "models/layers/test_char_filters.py::test_a_word_is_its_largest_filters_t
 _INIT = "models/test_elmo_init.py::test_every_parameter_is_drawn_as_the_original_draws_it"
 _QUANTIZED = "models/layers/test_quantization.py::"
 _DROPOUT = "models/layers/test_dropout.py::"
+_ROWS = "train/test_packed_tasks.py::"
 _KERNELS = "models/layers/test_attention_kernels.py::"
 _KERNEL = f"{_KERNELS}test_a_kernel_is_the_reference"
 _EQUAL = f"{_KERNELS}test_equal_values_leave_queries_without_gradient"
@@ -120,7 +121,6 @@ MODELS = (
         ("bert.residual-behind-the-norm", "x_BLD = self.attention_norm(x_BLD + dropout(",
          "x_BLD = x_BLD + self.attention_norm(dropout(", _BERT_GOLDEN),
         ("bert.pooler-without-tanh", "pooled_BD = jnp.tanh(Linear(", "pooled_BD = (Linear(", _BERT_GOLDEN),
-        ("bert.pooled-elsewhere", 'name="pooler")(out_BLD[:, 0])', 'name="pooler")(out_BLD[:, 1])', _BERT_GOLDEN),
         ("bert.init-not-cut", "nn.initializers.truncated_normal(config.init_std)",
          "nn.initializers.normal(config.init_std)",
          "models/test_bert.py::test_kernels_are_normal_cut_at_two_deviations"),
@@ -130,6 +130,14 @@ MODELS = (
         ("embeddings.positions-not-read",
          "position_LD[None, :L] if positions_BL is None else position_LD[positions_BL]",
          "position_LD[None, :L]", "models/test_bert.py::test_positions_say_where_a_token_stands"),
+    ),
+    *mutants_of(
+        "models/layers/packed_rows.py",
+        ("bert.pooled-elsewhere", "return x_XYD[:, 0]", "return x_XYD[:, 1]", _BERT_GOLDEN),
+        ("gpt.pooled-one-early", 'jnp.maximum(batch["mask"].sum(1) - 1, 0)', 'jnp.maximum(batch["mask"].sum(1) - 2, 0)',
+         f"{_ROWS}test_a_step_of_packed_rows_is_one_of_sequences_alone"),
+        ("packing.parts-keep-their-numbers", "number_XY // each // parts * each", "number_XY // each * each",
+         f"{_ROWS}test_losses_depend_on_neither_microbatches_nor_devices"),
     ),
     *mutants_of(
         "models/gpt.py",
@@ -151,8 +159,6 @@ MODELS = (
          "models/test_gpt.py::test_kernels_into_the_residual_stream_are_drawn_smaller"),
         ("gpt.residual-init-always", 'if config.init == "paper" else 1.0', 'if config.init != "" else 1.0',
          "models/test_gpt.py::test_kernels_into_the_residual_stream_are_drawn_smaller"),
-        ("gpt.pooled-one-early", "jnp.maximum(mask_BL.sum(1) - 1, 0)", "jnp.maximum(mask_BL.sum(1) - 2, 0)",
-         "parity/test_gpt1_original.py::test_the_loss_is_the_choices_and_half_of_the_words"),
         ("gpt.pre-norm-no-residual", "x_BLD += dropout(attention(self.attention_norm(x_BLD))",
          "x_BLD = dropout(attention(self.attention_norm(x_BLD))", _GPT_GOLDEN),
         ("gpt.pre-norm-ffn-unnormed", "dropout(self.ffn(self.ffn_norm(x_BLD)), rate",

@@ -9,6 +9,7 @@ _PLACES = "data/tasks/encode/test_token_places.py::"
 _TABLES = "data/tasks/read/test_tables.py::"
 _FIELDS = "data/text/test_columnar.py::test_fields_within_objects_have_dotted_names"
 _LENGTHS = "data/test_bucketing.py::"
+_PACKING = "data/test_packing.py::"
 _VARYING = "data/tasks/batch/test_varying_alternatives.py::"
 _CHOICE = "train/run/test_choice.py::"
 _MIX = "models/heads/test_layer_mix.py::"
@@ -227,9 +228,9 @@ TASKS = (
          f"{_ENCODE}test_a_tag_stands_at_its_words_first_piece"),
     ),
     *mutants_of(
-        "data/tasks/batch/batches.py",
-        ("choice.words-of-none-weigh", 'batch["next_weights"][is_absent(rows)] = 0.0', 'batch["next_weights"] += 0.0',
-         f"{_VARYING}test_absent_alternatives_have_special_tokens_alone"),
+        "data/tasks/batch/reader.py",
+        ("choice.words-of-none-weigh", 'sequences["next_weights"][is_absent(rows)] = 0.0',
+         'sequences["next_weights"] += 0.0', f"{_VARYING}test_absent_alternatives_have_special_tokens_alone"),
         ("choice.text-cut-alone", "kept_tokens(lengths[:, 0], lengths[:, 1], words)", "(lengths[:, 0], lengths[:, 1])",
          f"{_VARYING}test_an_elmo_reads_a_text_and_an_alternative_as_one_sequence"),
         ("class-weights.of-no-label", 'batch["weights"] = self.weights_C[batch["labels"]]',
@@ -237,6 +238,21 @@ TASKS = (
          "train/test_class_weights.py"),
         ("class-weights.of-no-tag", "np.where(tags_BL >= 0, self.weights_C[np.maximum(tags_BL, 0)], 0)",
          "np.where(tags_BL >= 0, 1, 0)", "train/test_class_weights.py"),
+    ),
+    *mutants_of(
+        "data/packing.py",
+        ("packing.the-shortest-first", "np.argsort(-lengths, kind", "np.argsort(lengths, kind",
+         f"{_PACKING}test_a_sequence_goes_where_it_leaves_the_least_room"),
+        ("packing.parts-share-rows", "best_fit(lengths[part == p], width) * parts + p",
+         "best_fit(lengths[part == p], width) * parts",
+         f"{_PACKING}test_a_batch_has_rows_of_a_height_and_each_part_its_own"),
+        ("packing.the-first-sequence-is-padding", "(number + 1).astype(np.int32)", "number.astype(np.int32)",
+         f"{_PACKING}test_what_is_put_in_rows_comes_back"),
+        ("packing.more-sequences-than-slots", "used + counts[row] > slots", "used > slots",
+         f"{_PACKING}test_batches_hold_each_sequence_once_within_their_slots"),
+    ),
+    *mutants_of(
+        "data/tasks/batch/batches.py",
         ("task-batches.one-order-for-all-passes", "rng.key(rng.EXAMPLE_ORDER, self.seed, e)",
          "rng.key(rng.EXAMPLE_ORDER, self.seed, 0)",
          f"{_ENCODE}test_every_pass_has_every_example_once_in_an_order_of_its_own"),

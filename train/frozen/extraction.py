@@ -1,7 +1,7 @@
 """Runs a frozen backbone once over all examples of a task, and lets batches read its outputs (features) from disk.
 
-In this one pass, examples of similar length share a batch. Where a step computes the backbone itself, an example may be
-padded to another length, and its sums taken in another order: the last bits may differ.
+Where a step computes the backbone itself, an example may share a row with others, and its sums be taken in another
+order: the last bits may differ.
 """
 
 import dataclasses

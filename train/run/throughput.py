@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Literal, Protocol, TypeVar
 
-from contexture.data.tasks.batch.batches import StepSize
+from contexture.data.config import StepSize
 from contexture.models.families import family_of
 from contexture.train.objectives import batch_sizes
 from contexture.train.run.report import Record
@@ -105,11 +105,10 @@ class ThroughputMeter:
             "save": run.evaluate.every if run.evaluate.patience else run.save.every,
         }
         self._pauses: dict[str, float] = {}
-        self._data = run.data
         # The formula counts a backbone that is trained: with stored features it would promise too much.
         peak = None if run.reads_features else peak_flops(device_kind)
-        self._size_at = size_at or self._text_size
-        # Text has no padding to speak of, and stored features are read without any.
+        self._size_at = size_at or run.data.size_at
+        # Windows and lanes of text have no padding, and stored features are read without any.
         self._has_padding = size_at is not None and not run.reads_features
         sizes, training_flops = batch_sizes(run, 1), family_of(run.model).training_flops
         # length → seconds that all devices together need for one such sequence at their peak. Cached: there are few
@@ -119,10 +118,6 @@ class ThroughputMeter:
                 training_flops(run.model, {**sizes, "A": 1, "L": length}) / (peak * devices) if peak else None
             )
         )
-
-    def _text_size(self, step: int) -> StepSize:
-        batch, length = self._data.batch_size_at(step), self._data.length
-        return StepSize(batch, batch * length, batch * length)
 
     @contextlib.contextmanager
     def pausing(self, kind: Literal["evaluation", "save"]) -> Iterator[None]:
@@ -158,8 +153,8 @@ class ThroughputMeter:
 
     def records(self, steps: list[int], fetched: list[Mapping[str, object]]) -> list[Record]:
         """Returns one record for each step: `step`, `split`, its metrics, tokens_per_second (of the texts), mfu,
-        data_wait, the share of time that the loop waited for batches, and for a task padding_ratio, the tokens that
-        are computed for each of the texts.
+        data_wait, the share of time that the loop waited for batches, and where batches have padding padding_ratio,
+        the tokens that are computed for each of the texts.
 
         The host runs ahead of the device, so single steps cannot be timed: all get the mean speed since the last
         records.

@@ -3,7 +3,6 @@
 import copy
 import threading
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from contexture.data import rng
 from contexture.data.binary_files import I64
 from contexture.data.bucketing import batch_lengths, one_of, places_for
-from contexture.data.config import DataConfig, Family, TaskConfig
+from contexture.data.config import DataConfig, Family, StepSize, TaskConfig
 from contexture.data.families.registry import TEXT_FAMILIES
 from contexture.data.layouts import Batch
 from contexture.data.packing import Packing, Shape, choose_heights, fill, pack, row_width
@@ -28,20 +27,6 @@ WINDOW = 64
 """Held-out batches whose examples are put together: sorted by length, or packed into the same rows."""
 SAMPLE = 1 << 14
 """Examples that the numbers of rows are chosen by."""
-
-
-class StepSize(NamedTuple):
-    """The size of a step's batch.
-
-    Args:
-        sequences: its sequences; an example may have several.
-        tokens: the tokens of their texts, special ones counted.
-        computed: the places of its arrays, padding counted.
-    """
-
-    sequences: int
-    tokens: int
-    computed: int
 
 
 class TaskBatches:

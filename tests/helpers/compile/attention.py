@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec  # noqa: E402
 
 from contexture.models.layers.attention.mask import AttentionMask  # noqa: E402
 from contexture.models.layers.attention.module import attend  # noqa: E402
-from contexture.models.layers.dropout import WeightDropout, dropout_key  # noqa: E402
+from contexture.models.layers.dropout import DropoutKey, WeightDropout, dropout_key  # noqa: E402
 
 H200 = """
 gpu_device_info {
@@ -49,6 +49,9 @@ def devices(platform: str, name: str) -> list[Any]:
 def gradients(mask_of, q, k, v, tokens, dy):
     key = dropout_key(3, jnp.int32(5), jnp.arange(B))
     mask = mask_of(tokens)
+    # Texts that share a row have dropout of their own.
+    if mask.packs_BL is not None and not mask.causal:
+        key = DropoutKey(key.key, key.row_B, tokens, tokens)
     y, pull = jax.vjp(lambda q, k, v: attend(q, k, v, mask, WeightDropout(0.1, key, 4)), q, k, v)
     return y, pull(dy)
 
@@ -57,6 +60,7 @@ MASKS = {
     "padded": lambda tokens: AttentionMask(tokens_BM=tokens),
     "banded": lambda tokens: AttentionMask(causal=True, window=jnp.int32(128)),
     "packed": lambda tokens: AttentionMask(packs_BL=tokens, causal=True),
+    "shared rows": lambda tokens: AttentionMask(packs_BL=tokens),
 }
 
 

@@ -31,7 +31,7 @@ def test_kernels_compile_without_an_array_of_all_weights(platform: str, name: st
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     programs = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(programs) == 15
+    assert len(programs) == 20
     for program in programs:
         assert not program["square"], program
         # Beside the arguments: them in another order, and two numbers for each query and head.

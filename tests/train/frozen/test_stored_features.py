@@ -69,8 +69,9 @@ def words_of(source: Path, files: Path, kind: str, *more: str) -> list[str]:
 
 def figures(folder: Path) -> list[dict]:
     """What each step and each evaluation measured."""
-    timed = ("tokens_per_second", "seconds_left", "data_wait")
-    return [{k: x for k, x in r.items() if k not in timed} for r in read_metrics(folder / "metrics.jsonl")]
+    # Of speed, and of arrays: what is stored has a row for each sequence.
+    others = ("tokens_per_second", "seconds_left", "data_wait", "padding_ratio")
+    return [{k: x for k, x in r.items() if k not in others} for r in read_metrics(folder / "metrics.jsonl")]
 
 
 def same(one: Path, other: Path, count: int = 26) -> None:

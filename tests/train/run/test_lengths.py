@@ -1,13 +1,17 @@
-"""Batches of several lengths change no number: not in training, not in evaluation, not in a prediction."""
+"""Rows that sequences share, and several lengths of words, change no number: not in training, not in evaluation, not in
+a prediction."""
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import contexture
 from contexture.data import bucketing as lengths
+from contexture.data import packing
 from contexture.data.tasks.batch.batches import HeldOutTask
 from contexture.train import loop
 from contexture.train.evaluation import predict
@@ -47,11 +51,23 @@ def figures(folder: Path, names: tuple[str, ...] = ("loss", "grad_norm", "accura
     return [[record[name] for name in names if name in record] for record in read_metrics(folder / "metrics.jsonl")]
 
 
+def use_several(patch: pytest.MonkeyPatch) -> None:
+    """Three lengths of words, and several numbers of narrow rows, which need not save much."""
+    patch.setattr(lengths, "MAX_LENGTHS", 3)
+    patch.setattr(packing, "ROW", 48)
+    for module in (lengths, packing):
+        patch.setattr(module, "MIN_SAVING", 0.05)
+
+
+def use_one(patch: pytest.MonkeyPatch) -> None:
+    """Words are padded to one length, and each sequence of tokens has a row of its own."""
+    patch.setattr(lengths, "MAX_LENGTHS", 1)
+    patch.setattr(packing, "best_fit", lambda lengths, width, most=0: np.arange(len(lengths)))
+
+
 @pytest.fixture(autouse=True)
-def several_lengths(monkeypatch):
-    """Three lengths, which need not save much."""
-    monkeypatch.setattr(lengths, "MIN_SAVING", 0.05)
-    monkeypatch.setattr(lengths, "MAX_LENGTHS", 3)
+def several(monkeypatch):
+    use_several(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -61,57 +77,68 @@ def source(tiny_run) -> Path:
 
 @pytest.fixture(scope="module")
 def short(one_device, source, files, tmp_path_factory) -> Path:
-    """A run whose batches have several lengths."""
+    """A run whose batches have several numbers of rows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lengths, "MIN_SAVING", 0.05)
-        patch.setattr(lengths, "MAX_LENGTHS", 3)
+        use_several(patch)
         return tuned(source, files, "classify", tmp_path_factory.mktemp("short") / "run")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["classify", "tag"])
-def test_numbers_are_those_of_full_padding(source, files, kind, tmp_path, monkeypatch):
-    """With dropout, in training, evaluation and prediction; records stay in the order of the file."""
-    shapes = set()
-    inner = TrainStep.__call__
+def evaluated(folder: Path, **how) -> tuple[dict, list[dict]]:
+    """(figures, records) of an evaluation."""
+    result = contexture.evaluate(folder, **how)
+    lines = Path(result["predictions"]).read_text("utf-8").splitlines()
+    return result["metrics"], [json.loads(line) for line in lines]
+
+
+def same(one: tuple[dict, list[dict]], other: tuple[dict, list[dict]]) -> None:
+    """Two evaluations have the same figures, and the same records in the same order."""
+    (metrics, records), (whole, expected) = one, other
+    assert metrics == pytest.approx(whole, rel=1e-6)
+    assert [record["id"] for record in records] == [record["id"] for record in expected]
+    for record, alone in zip(records, expected, strict=True):
+        of = "predictions" if "predictions" in record else "prediction"
+        assert record[of] == alone[of]
+        assert record["scores"] == pytest.approx(alone["scores"], abs=2e-6)
+
+
+def watched(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:
+    """The shapes of what steps are trained on, from here on."""
+    shapes, inner = set[tuple[int, ...]](), TrainStep.__call__
 
     def call(self, state, batch, settings):
-        shapes.add(batch["tokens"].shape)
+        shapes.add(batch["tokens" if "tokens" in batch else "index"].shape)
         return inner(self, state, batch, settings)
 
     monkeypatch.setattr(TrainStep, "__call__", call)
-    short = tuned(source, files, kind, tmp_path / "short")
-    assert 1 < len(shapes) <= lengths.MAX_LENGTHS
-    speeds = [r["tokens_per_second"] for r in read_metrics(short / "metrics.jsonl") if "tokens_per_second" in r]
-    assert all(speed > 0 for speed in speeds)
-
-    monkeypatch.setattr(lengths, "MAX_LENGTHS", 1)
-    shapes.clear()
-    whole = tuned(source, files, kind, tmp_path / "whole")
-    assert len(shapes) == 1
-    for actual, expected in zip(figures(short), figures(whole), strict=True):
-        assert actual == pytest.approx(expected, rel=2e-5, abs=1e-6)
-
-    def evaluated(folder: Path) -> tuple[dict, list[dict]]:
-        result = contexture.evaluate(folder, batch=4)
-        lines = (folder / "evaluations" / "dev-24" / "predictions.jsonl").read_text("utf-8").splitlines()
-        return result["metrics"], [json.loads(line) for line in lines]
-
-    padded, padded_records = evaluated(short)
-    monkeypatch.setattr(lengths, "MAX_LENGTHS", 3)
-    (short / "evaluations").rename(short / "padded")
-    metrics, records = evaluated(short)
-    assert metrics == pytest.approx(padded, rel=1e-6)
-    assert [record["id"] for record in records] == [record["id"] for record in padded_records]
-    for record, other in zip(records, padded_records, strict=True):
-        of = "predictions" if kind == "tag" else "prediction"
-        assert record[of] == other[of]
-        assert record["scores"] == pytest.approx(other["scores"], abs=2e-6)
+    return shapes
 
 
 @pytest.mark.long
-def test_a_run_of_several_lengths_that_is_stopped_is_the_same_run(source, short, files, tmp_path, monkeypatch):
-    """The lengths follow from the step, and each program gives what it gave."""
+@pytest.mark.parametrize(("family", "kind"), [("bert", "classify"), ("bert", "tag"), ("elmo", "tag")])
+def test_numbers_are_those_of_full_padding(request, files, family, kind, tmp_path, monkeypatch):
+    """With dropout, in training, evaluation and prediction; records stay in the order of the file."""
+    source = request.getfixturevalue("source" if family == "bert" else "elmo_run")
+    # An ELMo's dropout is drawn for a whole sequence, and so for each length anew.
+    more = [] if family == "bert" else ["--model.dropout", "0", "--model.head-dropout", "0"]
+    shapes = watched(monkeypatch)
+    short = tuned(source, files, kind, tmp_path / "short", *more)
+    assert 1 < len(shapes) <= 3
+    speeds = [r["tokens_per_second"] for r in read_metrics(short / "metrics.jsonl") if "tokens_per_second" in r]
+    assert all(speed > 0 for speed in speeds)
+    with monkeypatch.context() as patch:
+        use_one(patch)
+        shapes.clear()
+        whole = tuned(source, files, kind, tmp_path / "whole", *more)
+        assert len(shapes) == 1 and next(iter(shapes))[0] == 8
+        expected = evaluated(short, batch=4, to=tmp_path / "padded")
+    for actual, other in zip(figures(short), figures(whole), strict=True):
+        assert actual == pytest.approx(other, rel=2e-5, abs=1e-6)
+    same(evaluated(short, batch=4), expected)
+
+
+@pytest.mark.long
+def test_a_run_of_several_shapes_that_is_stopped_is_the_same_run(source, short, files, tmp_path, monkeypatch):
+    """The rows follow from the step, and each program gives what it gave."""
     stopped = tmp_path / "stopped"
     inner = loop.Report.record
 
@@ -129,39 +156,39 @@ def test_a_run_of_several_lengths_that_is_stopped_is_the_same_run(source, short,
 
 
 def test_an_evaluation_has_the_figures_and_the_order_of_full_padding(files, tmp_path, monkeypatch):
-    dev, text = tmp_path / "dev.tsv", (files / "classify.dev.tsv").read_text("utf-8")
-    dev.write_text(text.replace("\t0\n", "\tanimal\n").replace("\t1\n", "\tperson\n"), "utf-8")
+    text = (files / "classify.dev.tsv").read_text("utf-8")
+    text = text.replace("\t0\n", "\tanimal\n").replace("\t1\n", "\tperson\n")
+    words = (files / "tag.dev.conll").read_text("utf-8").splitlines()
+    tags = "".join(f"{line.split()[0]} {('DET', 'NOUN')[len(line) % 2]}\n" if line else "\n" for line in words)
+    for name, dev, content in (("bert_classify", "dev.tsv", text), ("elmo_tag", "dev.conll", tags)):
+        (tmp_path / dev).write_text(content, "utf-8")
 
-    def evaluated(most: int) -> tuple[dict, list[dict]]:
-        monkeypatch.setattr(lengths, "MAX_LENGTHS", most)
-        result = contexture.evaluate(GOLDEN / "bert_classify", dev=dev, batch=8, to=tmp_path / str(most))
-        lines = Path(result["predictions"]).read_text("utf-8").splitlines()
-        return result["metrics"], [json.loads(line) for line in lines]
+        def read(name: str, dev: str, to: str) -> tuple[dict, list[dict]]:
+            return evaluated(GOLDEN / name, dev=tmp_path / dev, batch=8, to=tmp_path / f"{name} {to}")
 
-    (whole, expected), (metrics, records) = evaluated(1), evaluated(3)
-    assert metrics == pytest.approx(whole, rel=1e-6)
-    assert [record["id"] for record in records] == [record["id"] for record in expected]
-    for record, other in zip(records, expected, strict=True):
-        assert record["prediction"] == other["prediction"]
-        assert record["scores"] == pytest.approx(other["scores"], abs=2e-6)
+        with monkeypatch.context() as patch:
+            use_one(patch)
+            expected = read(name, dev, "alone")
+        same(read(name, dev, "together"), expected)
 
 
-def test_predictions_of_a_long_file_keep_its_order(files, monkeypatch):
+@pytest.mark.parametrize("name", ["bert_classify", "elmo_tag"])
+def test_predictions_of_a_long_file_keep_its_order(files, monkeypatch, name):
     monkeypatch.setattr(predict, "MIN_SAVING", 0.05)
-    shapes = set()
-    inner = HeldOutTask.read
+    numbers: list[list[int]] = []
+    inner: Callable = HeldOutTask.read
 
-    def read(self, *given):
-        batch = inner(self, *given)
-        shapes.add(batch["tokens"].shape[1])
-        return batch
+    def read(self, step, *given):
+        numbers.append(self.numbers(step).tolist())
+        return inner(self, step, *given)
 
     monkeypatch.setattr(HeldOutTask, "read", read)
     texts = [line.split("\t")[0] for line in (files / "classify.dev.tsv").read_text("utf-8").splitlines()[1:]]
-    model = contexture.open(GOLDEN / "bert_classify")
+    model = contexture.open(GOLDEN / name)
     together = model.predict(texts)
-    # Otherwise all are in the file's order anyway.
-    assert len(shapes) > 1
+    # Batches are not in the file's order, nor is each a part of it.
+    read_order = [number for batch in numbers for number in batch]
+    assert sorted(read_order) == list(range(101)) and read_order != sorted(read_order) and len(numbers) > 1
     alone = [model.predict([text])[0] for text in texts[:9]]
     assert [each["id"] for each in together] == [f"text:{n}" for n in range(len(texts))]
     for one, other in zip(together, alone, strict=False):

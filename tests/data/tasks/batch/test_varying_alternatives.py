@@ -164,7 +164,9 @@ def test_a_question_has_the_rows_that_it_has_alone(questions, length, family):
 
     def batch(some: list[Example]) -> dict[str, np.ndarray]:
         if family == "elmo":
-            return HeldOutTask(words_of(some), tokenizer, DataConfig(batch=4), 4, shape=(length,), family="elmo").read(0)
+            return HeldOutTask(words_of(some), tokenizer, DataConfig(batch=4), 4, shape=(length,), family="elmo").read(
+                0
+            )
         split = split_of(some, "choice", tokenizer, names)
         return every_example(HeldOutTask(split, tokenizer, DataConfig(batch=4, length=length), 4, family="gpt"))
 
