@@ -20,7 +20,7 @@ tables conll labels align class-weights task-batches norm gelu linear ffn attent
 symmetric softmax sampled elmo dropout lstm char-cnn mix features crf mesh shapes interchange sampling decode schedule
 adam decay clip adagrad lora rates step loss objective perplexity rank best unigram scores digest checkpoint metrics
 identity may-change epochs resume transfer defaults signals exit recipes score embed generate
-storage settle agree together slots logits tfds plan plugin quantization remat stacked
+storage settle agree together slots packing logits tfds plan plugin quantization remat stacked
 help scope alias config completion finetune progress columns trackers describe command grid redraw span
 published evaluate context neighbours whitening zeroshot probe targets maps gates page senses tokens vectors""".split()
 

@@ -49,6 +49,7 @@ def apart(x_XYD: jax.Array, batch: Batch) -> jax.Array:
     batch: packs and positions i32 XY, begins i32 B, mask i32 BL.
     """
     mask_BL, D = batch["mask"], x_XYD.shape[-1]
+    # A sequence's tokens follow each other; what lies behind its last one is another's, or padding.
     B, L = mask_BL.shape
     token_BL = jnp.where(mask_BL > 0, batch["begins"][:, None] + jnp.arange(L)[None], -1)
     home_XY = jnp.where(batch["packs"] > 0, _numbers(batch) * L + batch["positions"], -1)
@@ -92,6 +93,7 @@ def of_parts(batch: Batch, parts: int) -> Batch:
     part b % parts and x % parts."""
     if PACKED not in batch:
         return batch
+    # Row x is row x // parts of its part, as `step._split` divides them, and example b likewise.
     begins, packs_XY = batch["begins"], batch["packs"]
     width, each = packs_XY.shape[1], begins.size // len(begins)
     number_XY = packs_XY - 1
@@ -102,6 +104,7 @@ def of_parts(batch: Batch, parts: int) -> Batch:
 
 def encoding_apart(encoding: Encoding, batch: Batch) -> Encoding:
     """Returns the encoding of rows as one of sequences, of which each has a row of its own."""
+    # What nobody reads of these is not computed: XLA leaves it out.
     states = tuple(apart(x_XYD, batch) for x_XYD in encoding.states)
     hidden_BLD = states[-1] if states else apart(encoding.hidden_BLD, batch)
     return dataclasses.replace(encoding, hidden_BLD=hidden_BLD, mask_BL=batch["mask"], states=states)

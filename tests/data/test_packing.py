@@ -18,6 +18,7 @@ from contexture.data.packing import (
     choose_heights,
     fill,
     height_for,
+    in_rows,
     pack,
     packed_batch,
     placed,
@@ -182,6 +183,24 @@ def test_what_is_put_in_rows_comes_back(given, each, several, pad):
     some = np.array([len(lengths) // each - 1, 0])
     part = apart({**batch, **{name: batch[name][some] for name in ("begins", "mask")}})
     assert all(np.array_equal(part[name], back[name][some]) for name in alone)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sequences(most=24), st.integers(0, 5))
+def test_a_batch_may_have_room_for_more_sequences(given, spare):
+    lengths, width = given
+    slots, limit = len(lengths) + spare, int(lengths.max()) + 1
+    mask = (np.arange(limit) < lengths[:, None]).astype(np.int32)
+    alone = {**drawn(lengths, limit), "mask": mask}
+    packing = pack(lengths, width, ())
+    batch = in_rows(alone, packing, slots, 7)
+    assert alone["mask"] is mask and batch["begins"].dtype == np.int32
+    assert batch["begins"][: len(lengths)].tolist() == packing.begins.tolist()
+    assert batch["begins"].shape == (slots,) and batch["tokens"].shape == (packing.rows, width)
+    assert (batch["tokens"][batch["packs"] == 0] == 7).all()
+    back = apart(batch)
+    for name, x in alone.items():
+        assert np.array_equal(back[name][: len(lengths)], x * mask) and not back[name][len(lengths) :].any(), name
 
 
 def test_a_batch_without_shared_rows_is_apart_already():

@@ -8,8 +8,8 @@ from contexture.data.tasks.batch.batches import HeldOutTask
 
 
 def every_example(held_out: HeldOutTask) -> Batch:
-    """Returns all examples of token batches in the order of their numbers, a row for each sequence; each comes once, and
-    other slots of a batch count for nothing."""
+    """Returns all examples of token batches by number, a row for each sequence. Each comes once, and other slots of a
+    batch count for nothing."""
     parts, numbers = [], []
     for step in range(held_out.steps):
         batch, own = apart(held_out.read(step)), held_out.numbers(step)

@@ -135,7 +135,7 @@ MODELS = (
         "models/layers/packed_rows.py",
         ("bert.pooled-elsewhere", "return x_XYD[:, 0]", "return x_XYD[:, 1]", _BERT_GOLDEN),
         ("gpt.pooled-one-early", 'jnp.maximum(batch["mask"].sum(1) - 1, 0)', 'jnp.maximum(batch["mask"].sum(1) - 2, 0)',
-         f"{_ROWS}test_a_step_of_packed_rows_is_one_of_sequences_alone"),
+         f"{_ROWS}test_a_step_of_packed_rows_is_one_of_sequences_alone[choice-gpt-dropout]"),
         ("packing.parts-keep-their-numbers", "number_XY // each // parts * each", "number_XY // each * each",
          f"{_ROWS}test_losses_depend_on_neither_microbatches_nor_devices"),
     ),

@@ -88,7 +88,7 @@ TAGGING = (
     *mutants_of(
         "data/tasks/store/example_store.py",
         ("context.makes-a-sentence-too-long", "self._own_tokens(numbers) + 2 > length",
-         "self.tokens_of(numbers) + 2 > length", f"{_AROUND}test_a_batch_is_as_long_as_its_context_wants"),
+         "self.tokens_of(numbers) + 2 > length", f"{_AROUND}test_rows_hold_sentences_with_all_of_their_context"),
         ("context.lengths-without-it", "if self.documents is not None:\n            return self.documents.lengths",
          "if False:\n            return self.documents.lengths",
          f"{_AROUND}test_a_batch_is_as_long_as_its_context_wants"),

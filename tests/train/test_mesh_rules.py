@@ -137,7 +137,8 @@ def test_an_offset_of_all_seeds_is_refused():
 
 
 def test_each_letter_is_sharded_by_axes_of_the_mesh():
-    """The batch and its rows by data and fsdp, the width of parameters by fsdp, heads and their like by tensor; others by none."""
+    """The batch and its rows by data and fsdp, the width of parameters by fsdp, heads and their like by tensor; others
+    by none."""
     by_axes = {letter: spec[0] for letter in sorted(LETTERS) if (spec := partition_spec(letter, (8,), SIZES))}
     wide, width, heads = ("data", "fsdp"), "fsdp", "tensor"
     expected = {"B": wide, "X": wide, "R": wide, "D": width, "J": width, "V": heads, "H": heads, "F": heads, "U": heads}

@@ -144,7 +144,9 @@ def open_held_out(
         dev, rules = store.splits["dev"], answer_rules(run.task, store.counts)
         if not dev.examples:
             return None
-        return HeldOutTask(dev, tokenizer, run.data, batch, weights_C, family=run.family, rules=rules, devices=devices)
+        return HeldOutTask(dev, tokenizer, run.data, batch, weights_C, family=run.family, devices=devices).with_rules(
+            rules
+        )
     if not store.splits["dev"].documents:
         return None
     config = dataclasses.replace(run.data, batch=batch, ramp_from=0, ramp_steps=0)  # a ramp is for training
@@ -169,7 +171,9 @@ def _held_out_task(
         weights = np.pad(weights, (0, max(len(split.labels) - len(weights), 0)), constant_values=1.0)
         # counts decide whether "no answer" is among the answers of a question.
         rules = answer_rules(run.task, counts)
-        return HeldOutTask(split, tokenizer, run.data, batch, weights, family=run.family, rules=rules, devices=devices)
+        return HeldOutTask(split, tokenizer, run.data, batch, weights, family=run.family, devices=devices).with_rules(
+            rules
+        )
 
     # Other files are encoded now, with the run's labels and layout; its own splits were encoded for training.
     if files := request.files or (run.task.test if request.split == "test" else ()):

@@ -255,9 +255,8 @@ class Predictor:
             batch,
             shape=self._lengths(split, batch) if self.run.text.reads_words else self._rows(split),
             family=self.run.family,
-            rules=self.rules,
             devices=meshes.batch_devices(self.mesh),
-        )
+        ).with_rules(self.rules)
         if not self.run.text.reads_words and split.examples >= self.batch:
             assert isinstance(held_out.shape, Shape)
             self._shape = held_out.shape

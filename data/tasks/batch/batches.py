@@ -222,7 +222,6 @@ class HeldOutTask:
         shape: "Shape | tuple[int, ...]" = (),
         *,
         family: Family,
-        rules: AnswerRules | None = None,
         devices: int = 1,
     ) -> None:
         """Opens a split.
@@ -235,7 +234,6 @@ class HeldOutTask:
             weights_C: the weight of each label in the loss (all 1 if None).
             shape: the rows of a batch, or where words are read the lengths of sequences; (): what suits the examples.
             family: the model's family.
-            rules: how the answer to a question is chosen.
             devices: how many devices share a batch.
         """
         self.fields = task_fields(split.kind, family, split.symmetric, split.pair)
@@ -243,7 +241,8 @@ class HeldOutTask:
         self.shift = int(self.text.reads_words)
         """1 where no special token precedes the text, so that a word is a place earlier than its piece would be."""
         self.tokenizer, self.split, self.config = tokenizer, split, config
-        self.rules = rules or AnswerRules()
+        self.rules = AnswerRules()
+        """How the answer to a question is chosen."""
         # `count` is of what the user gave, texts or questions; `steps` go over their windows.
         self.count = split.count
         self.rows_read = 0
@@ -310,6 +309,12 @@ class HeldOutTask:
                 numbers = numbers[np.argsort(-places_for(lengths, self.split.tokens_of(numbers)), kind="stable")]
             self._plan += [(numbers[at : at + self.batch], None) for at in range(0, len(numbers), self.batch)]
             self._ends.add(len(self._plan) - 1)
+
+    def with_rules(self, rules: AnswerRules) -> "HeldOutTask":
+        """Returns these batches with other rules for the answer to a question."""
+        other = copy.copy(self)
+        other.rules = rules
+        return other
 
     def with_features(self, files: FeatureFiles, fields: dict[str, str]) -> "HeldOutTask":
         """As `TaskBatches.with_features`."""

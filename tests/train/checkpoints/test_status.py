@@ -155,7 +155,7 @@ def test_a_folder_of_runs_lists_all_and_no_shared_folder_of_a_grid(tmp_path, cap
 TRAINING: Any = {
     "run": "runs/a", "what": "bert pretraining", "state": "training", "process": "process 7", "step": 1500,
     "steps": 4000, "loss": 2.34567, "held_out_loss": 2.5, "held_out_step": 1000, "tokens_per_second": 12345.6,
-    "seconds_left": 125.0, "seconds_since": 1.0, "stopped_early": False, "metric": "loss", "best": 2.25,
+    "padding_ratio": None, "seconds_left": 125.0, "seconds_since": 1.0, "stopped_early": False, "metric": "loss", "best": 2.25,
     "best_step": 500, "checkpoint": 1200, "checkpoint_seconds": 61.4,
 }  # fmt: skip
 FIGURES = "  loss 2.3457, held out 2.5000 at step 1,000"
@@ -172,6 +172,10 @@ FIGURES = "  loss 2.3457, held out 2.5000 at step 1,000"
           "  last checkpoint: step 1,200, 0:01:01 ago"]),
         ({"process": None, "steps": None, "loss": None, "held_out_loss": None, "best": None, "seconds_left": None,
           "checkpoint": None, "checkpoint_seconds": None}, ["  training, step 1,500", "  no checkpoint yet"]),
+        ({"padding_ratio": 1.0849, "seconds_left": None},
+         ["  training, step 1,500 of 4,000 (38%); process 7",
+          f"{FIGURES}, best loss 2.25 at step 500, 12,346 tokens/s, padding ratio 1.08",
+          "  last checkpoint: step 1,200, 0:01:01 ago"]),
         ({"tokens_per_second": None, "loss": None, "held_out_loss": None, "best": None, "checkpoint_seconds": None},
          ["  training, step 1,500 of 4,000 (38%); process 7", "  0:02:05 left"]),
     ],

@@ -47,7 +47,7 @@ def open_questions(
     char_ids = reader.char_ids() if isinstance(reader, OpenVocabulary) else None
     split = in_memory(encoded, "span", (), "f", char_ids=char_ids)
     config = DataConfig(batch=batch, length=layout.length, max_predictions=1)
-    return HeldOutTask(split, tokenizer, config, batch, family=family, rules=AnswerRules(**rules))
+    return HeldOutTask(split, tokenizer, config, batch, family=family).with_rules(AnswerRules(**rules))
 
 
 _candidates = jax.jit(span_candidates, static_argnums=2)

@@ -55,7 +55,7 @@ def config(batch: int) -> DataConfig:
 
 
 def check_places(batch: dict[str, np.ndarray], count: int) -> np.ndarray:
-    """Returns the row of each sequence, [examples, sequences]: of the first examples of a batch, which has no others."""
+    """Returns the row of each sequence, [examples, sequences], of the first examples of a batch: it has no others."""
     assert batch["tokens"].size == batch["packs"].size
     width, lengths = batch["tokens"].shape[1], batch["mask"][:count].sum(-1).ravel()
     begins = batch["begins"][:count].ravel()
