@@ -155,8 +155,8 @@ def test_a_folder_of_runs_lists_all_and_no_shared_folder_of_a_grid(tmp_path, cap
 TRAINING: Any = {
     "run": "runs/a", "what": "bert pretraining", "state": "training", "process": "process 7", "step": 1500,
     "steps": 4000, "loss": 2.34567, "held_out_loss": 2.5, "held_out_step": 1000, "tokens_per_second": 12345.6,
-    "padding_ratio": None, "seconds_left": 125.0, "seconds_since": 1.0, "stopped_early": False, "metric": "loss", "best": 2.25,
-    "best_step": 500, "checkpoint": 1200, "checkpoint_seconds": 61.4,
+    "padding_ratio": None, "seconds_left": 125.0, "seconds_since": 1.0, "stopped_early": False, "metric": "loss",
+    "best": 2.25, "best_step": 500, "checkpoint": 1200, "checkpoint_seconds": 61.4,
 }  # fmt: skip
 FIGURES = "  loss 2.3457, held out 2.5000 at step 1,000"
 
