@@ -1,7 +1,8 @@
-"""Fine-tuning on, predicting and embedding short texts of many lengths: ours against transformers on torch.
+"""Fine-tuning on, predicting and embedding texts of many lengths: ours against transformers on torch.
 
-A BERT of 6 layers of width 384 classifies 4,096 made texts, of 3 to 90 words and half of them below 14. Every batch of
-torch is padded to its own longest text, as transformers' DataCollatorWithPadding does. The contenders:
+A BERT of 6 layers of width 384 (`--size base`: BERT-base's) classifies 4,096 made texts, of 3 to 90 words and half of
+them below 14; with `--texts long` 512 of 100 to 480 words. Every batch of torch is padded to its own longest text, as
+transformers' DataCollatorWithPadding does. The contenders:
 
     torch     finetune: BertForSequenceClassification with that collator and AdamW; predict: the pipeline
     sorted    predict and embed: a plain torch loop over batches that are sorted by length
@@ -22,19 +23,22 @@ from typing import Any
 import numpy as np
 from harness import Worker, Workers, compare, parser, show, work
 
-LAYERS, HIDDEN, HEADS, FFN, PEAK_LR = 6, 384, 6, 1536, 1e-4
-TEXTS, WORDS = 4096, 4000
+PEAK_LR, WORDS = 1e-4, 4000
+SIZES = {"small": (6, 384, 6, 1536), "base": (12, 768, 12, 3072)}
+"""Layers, width, heads, feed-forward width."""
+TEXTS = {"short": (4096, 2.6, 0.6, 3, 90, 128), "long": (512, 5.4, 0.4, 100, 480, 512)}
+"""How many texts, mean and deviation of the logarithm of their words, the fewest and the most, the model's length."""
 
 
-def texts() -> tuple[list[str], list[int]]:
+def texts(kind: str) -> tuple[list[str], list[int]]:
     """The same texts and classes for everyone."""
-    random = np.random.default_rng(0)
-    lengths = np.clip(np.exp(random.normal(2.6, 0.6, TEXTS)), 3, 90).astype(int)
+    random, (count, mean, deviation, fewest, most, _) = np.random.default_rng(0), TEXTS[kind]
+    lengths = np.clip(np.exp(random.normal(mean, deviation, count)), fewest, most).astype(int)
     made = [" ".join(f"w{number}" for number in random.integers(0, WORDS, length)) for length in lengths]
     return made, [int(text[1:].partition(" ")[0]) % 2 for text in made]
 
 
-def published(folder: Path) -> tuple[Any, Any]:
+def published(folder: Path, args: argparse.Namespace) -> tuple[Any, Any]:
     """A model with random parameters and its tokenizer, written as transformers writes them."""
     import torch  # pyright: ignore[reportMissingImports]
     import transformers  # pyright: ignore[reportMissingImports]
@@ -44,9 +48,10 @@ def published(folder: Path) -> tuple[Any, Any]:
     folder.mkdir(exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", "utf-8")
     tokenizer = transformers.BertTokenizerFast(str(folder / "vocab.txt"))  # pyright: ignore[reportAttributeAccessIssue]
+    layers, hidden, heads, ffn = SIZES[args.size]
     config = transformers.BertConfig(
-        vocab_size=len(vocabulary), hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        intermediate_size=FFN, max_position_embeddings=128, num_labels=2,  # pyright: ignore[reportCallIssue]
+        vocab_size=len(vocabulary), hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=ffn, max_position_embeddings=TEXTS[args.texts][-1], num_labels=2,  # pyright: ignore[reportCallIssue]
     )  # fmt: skip
     model = transformers.BertForSequenceClassification(config)
     model.save_pretrained(folder)
@@ -59,8 +64,8 @@ def torch_worker(args: argparse.Namespace, *, by_length: bool) -> Worker:
     import transformers  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(args.threads)
-    model, tokenizer = published(Path(tempfile.mkdtemp()))
-    given, classes = texts()
+    model, tokenizer = published(Path(tempfile.mkdtemp()), args)
+    given, classes = texts(args.texts)
     facts = {"torch": torch.__version__, "transformers": transformers.__version__}
     if args.what == "finetune":
         optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK_LR, fused=args.torch_adamw == "fused")
@@ -71,7 +76,7 @@ def torch_worker(args: argparse.Namespace, *, by_length: bool) -> Worker:
         def train(n: int) -> float:
             loss = torch.zeros(())
             for _ in range(n):
-                loss = model(**collate([encoded[i] for i in random.choice(TEXTS, args.batch, False)])).loss
+                loss = model(**collate([encoded[i] for i in random.choice(len(given), args.batch, False)])).loss
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
@@ -106,13 +111,13 @@ def torch_worker(args: argparse.Namespace, *, by_length: bool) -> Worker:
 
 def ours(args: argparse.Namespace) -> Worker:
     folder = Path(tempfile.mkdtemp())
-    published(folder / "hf")
+    published(folder / "hf", args)
     import jax
 
     import contexture
 
     run = contexture.import_model("hf", folder / "hf", folder / "run")
-    given, classes = texts()
+    given, classes = texts(args.texts)
     facts = {"jax": jax.__version__}
     if args.what == "finetune":
         return tuner(args, folder, run), facts
@@ -140,15 +145,18 @@ def tuner(args: argparse.Namespace, folder: Path, source: Any) -> Any:
     from contexture.train.settings.sections import MeshConfig, OptimConfig
     from contexture.train.step import create, train_step
 
-    given, classes = texts()
+    given, classes = texts(args.texts)
     rows = "".join(f"{text}\t{label}\n" for text, label in zip(given, classes, strict=True))
     (folder / "train.tsv").write_text("text\tlabel\n" + rows, "utf-8")
     task = TaskConfig(kind="classify", train=(str(folder / "train.tsv"),))
     tokenizer = read_tokenizer(Path(source), read(Path(source)))
     store = encode(task, tokenizer, folder / "data")
-    config = DataConfig(batch=args.batch, length=128, max_predictions=1)
+    length, (layers, hidden, heads, ffn) = TEXTS[args.texts][-1], SIZES[args.size]
+    config = DataConfig(batch=args.batch, length=length, max_predictions=1)
     run = Run(
-        model=BertConfig(vocab=tokenizer.size, layers=LAYERS, hidden=HIDDEN, heads=HEADS, ffn=FFN, length=128),
+        model=BertConfig(
+            vocab=tokenizer.size, layers=layers, hidden=hidden, heads=heads, ffn=ffn, length=length
+        ),
         data=config, task=task, optim=OptimConfig(name="adamw", schedule="linear", warmup=10, peak_lr=PEAK_LR),
     )  # fmt: skip
     batches = TaskBatches(store, tokenizer, config, task, family="bert", seed=0)
@@ -188,6 +196,8 @@ def main() -> None:
     options = parser(__doc__, WORKERS, steps=32, one_arena=False)
     options.add_argument("--what", choices=("finetune", "predict", "embed"), default="finetune")
     options.add_argument("--batch", type=int, default=32)
+    options.add_argument("--texts", choices=tuple(TEXTS), default="short")
+    options.add_argument("--size", choices=tuple(SIZES), default="small")
     args = options.parse_args()
     without = {"finetune": "sorted", "embed": "torch"}.get(args.what)
     args.only = [name for name in args.only if name != without]
@@ -196,7 +206,7 @@ def main() -> None:
         return
     pairs = [("ours", "torch"), ("ours", "sorted"), ("sorted", "torch")]
     result = {"what": args.what, "batch": args.batch, **compare(args, pairs, args.batch)}
-    show(args, result, f"{args.what} short texts, batches of {args.batch}; texts a second")
+    show(args, result, f"{args.what} {args.texts} texts, batches of {args.batch}; texts a second")
 
 
 if __name__ == "__main__":

@@ -266,6 +266,7 @@ def shaped(draw: st.DrawFn) -> tuple[np.ndarray, Shape]:
 
 @settings(max_examples=100, deadline=None)
 @example((np.full(80, 40), Shape(64, (3, 13), 100)))
+@example((np.full(20, 4), Shape(8, (2, 4), 3)))
 @given(shaped())
 def test_batches_hold_each_sequence_once_within_their_slots(given):
     lengths, shape = given

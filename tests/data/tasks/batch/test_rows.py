@@ -14,7 +14,9 @@ from contexture.data.packing import Shape, apart
 from contexture.data.tasks.batch import batches as module
 from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
+from contexture.data.tasks.read.examples import ChoiceExample, Example, Text
 from contexture.data.tasks.store.example_store import ExampleStore
+from tests.data.tasks.batch.test_gpt_layout import split_of
 from tests.data.tasks.encode.test_encode_examples import TOKENIZER
 from tests.helpers.packed import every_example
 
@@ -120,3 +122,22 @@ def test_held_out_examples_come_once_each_in_windows(opened, monkeypatch, batch,
             assert sorted(begun) == list(range(first, first + len(begun)))
             first, begun = first + len(begun), []
     assert first == COUNT and held_out.ends_window(held_out.steps - 1)
+
+
+@pytest.mark.parametrize("kind", ["classify", "choice"])
+def test_a_long_text_that_is_not_in_the_sample_has_a_row_too(monkeypatch, kind):
+    monkeypatch.setattr(module, "SAMPLE", 5)
+    monkeypatch.setattr(packing, "ROW", 16)
+    texts = ["w1 w2"] * 20
+    # Every fourth of the 20 is in the sample.
+    texts[7] = "w3 " * 90
+    items: list[Example] = [
+        Text(text, "x", f"f:{n}") if kind == "classify" else ChoiceExample(text, ("w4", "w5"), "x", f"f:{n}")
+        for n, text in enumerate(texts)
+    ]
+    data = DataConfig(batch=4, length=128, max_predictions=1)
+    held_out = HeldOutTask(split_of(items, kind, TOKENIZER), TOKENIZER, data, 4, family="bert")
+    read = every_example(held_out)
+    assert [int(n) for n in read["mask"].reshape(20, -1, held_out.length)[:, 0].sum(-1)] == [
+        len(text.split()) + (2 if kind == "classify" else 4) for text in texts
+    ]
