@@ -20,7 +20,7 @@ from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_folder, agree_on_run
 from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.evaluation.best import value_to_minimise
-from contexture.train.evaluation.evaluate import measured
+from contexture.train.evaluation.held_out import measured
 from contexture.train.frozen.extraction import with_stored_features
 from contexture.train.loggers.trackers import Trackers, check_trackers
 from contexture.train.metric_directions import Best

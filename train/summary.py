@@ -16,7 +16,7 @@ from contexture.models.config import TransformerConfig
 from contexture.models.shapes import by_path, dims_of
 from contexture.train import mesh as meshes
 from contexture.train.evaluation.best import NO_CHECKPOINT
-from contexture.train.evaluation.evaluate import report_odd
+from contexture.train.evaluation.held_out import report_odd
 from contexture.train.families import FAMILIES
 from contexture.train.metric_directions import Best, rank
 from contexture.train.objectives import batch_fields, batch_sizes

@@ -17,7 +17,7 @@ from contexture.train.run.signals import STOPPED, Signals
 from contexture.train.settings.run_file import read
 
 if TYPE_CHECKING:
-    from contexture.train.evaluation.evaluate import EvaluationResult
+    from contexture.train.evaluation.checkpoint_results import EvaluationResult
 
 STOPPED_BETWEEN = "stopped; the same command evaluates the checkpoints that are missing"
 

@@ -7,19 +7,25 @@ Each line also holds what was evaluated, so that the same command, started again
     written       sha256 of the file of predictions, if there is one
 """
 
+import contextlib
+import filecmp
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict, cast
+from typing import IO, Any, NotRequired, TypedDict, cast
 
 import jax
 
+from contexture.data.storage import atomic_file, move_aside
 from contexture.train.checkpoints.meta import digest_of
 from contexture.train.errors import CheckpointError
 from contexture.train.evaluation.figures import Calibration
+from contexture.train.evaluation.request import EvaluationRequest
+from contexture.train.evaluation.submission import SubmittedFile
 from contexture.train.evaluation.task_metrics import FileRow, LabelRow
 from contexture.train.run.folder import make_folder, steps, versions
 from contexture.train.run.report import Figure
@@ -42,6 +48,37 @@ class CheckpointResult(TypedDict):
     predictions: NotRequired[str]
     figures: NotRequired[str]
     calibration: NotRequired[Calibration | None]
+
+
+class EvaluationResult(TypedDict):
+    """The evaluation of a run: the fields of one CheckpointResult, or `checkpoints`, a list of them.
+
+    Attributes:
+        files: the evaluated files, as the request names them, if not the run's own split
+        left_out: rows of these files that could not be read
+        unknown: for static vectors, the share of words without one
+        results: the file with a line for each checkpoint, if all were evaluated
+        error: why this run, one of several, could not be evaluated
+    """
+
+    run: str
+    split: str
+    files: NotRequired[list[str]]
+    examples: int
+    truncated: NotRequired[int]
+    left_out: NotRequired[int]
+    unknown: NotRequired[float]
+    step: NotRequired[int]
+    metrics: NotRequired[dict[str, Figure]]
+    by_file: NotRequired[list[FileRow]]
+    labels: NotRequired[list[LabelRow]]
+    predictions: NotRequired[str]
+    figures: NotRequired[str]
+    calibration: NotRequired[Calibration | None]
+    error: NotRequired[str]
+    submission: NotRequired[list[SubmittedFile]]
+    results: NotRequired[str]
+    checkpoints: NotRequired[list[CheckpointResult]]
 
 
 def numbers_of(metrics: Mapping[str, Figure]) -> list[tuple[str, float]]:
@@ -200,3 +237,50 @@ def _read(path: Path) -> dict[int, list[dict[str, Any]]]:
             if result.get("step") == record["step"] and isinstance(result.get("metrics"), dict):
                 records.setdefault(record["step"], []).insert(0, record)
     return records
+
+
+def data_name(request: EvaluationRequest) -> str:
+    """Returns the name of the split or of the first file, in characters that a folder's name may have."""
+    if not request.files:
+        return request.split
+    # xnli.test.tsv:de → xnli.test-de: the part of a set is in the name, suffixes are not.
+    parts = (Path(part).stem for part in Path(request.files[0]).name.split(":"))
+    return re.sub(r"[^\w.-]+", "-", ":".join(parts))
+
+
+def results_folder(folder: Path, request: EvaluationRequest) -> Path:
+    return Path(request.to or folder / "evaluations")
+
+
+def predictions_file(folder: Path, request: EvaluationRequest, step: int) -> Path:
+    return results_folder(folder, request) / f"{data_name(request)}-{step}" / "predictions.jsonl"
+
+
+@contextlib.contextmanager
+def writing(path: Path | None) -> Iterator[IO[str] | None]:
+    """Yields the file of predictions, open for writing in process 0, else None; it appears at `path` atomically."""
+    if path is None or jax.process_index() > 0:
+        yield None
+        return
+    make_folder(path.parent, "--to")
+    with atomic_file(path) as part:
+        with open(part, "w", encoding="utf-8") as file:
+            yield file
+        # Still inside: the new file has not taken the name yet, so the old one can be moved.
+        if path.is_file() and not filecmp.cmp(part, path, shallow=False):
+            # The old file has predictions for other examples, or from before the run was trained further.
+            logger.info(f"moved the {path.name} of other examples to {move_aside(path.parent, [path.name], 'earlier')}")
+
+
+def as_printed(
+    folder: Path, request: EvaluationRequest, examples: int, odd: dict[str, float], results: list[CheckpointResult]
+) -> EvaluationResult:
+    """Returns the results as they are printed: one checkpoint's fields merged with the run's, several as a list."""
+    of = {"split": request.split, **({"files": list(request.files)} if request.files else {}), "examples": examples}
+    if len(results) > 1 or request.every_step:
+        head = {"run": str(folder), **of, **odd}
+        return cast(EvaluationResult, {**head, "checkpoints": results})
+    # One checkpoint: its figures on the top level of the JSON, where scripts look for them.
+    (result,) = results
+    head = {"run": str(folder), "step": result["step"], **of, **odd}
+    return cast(EvaluationResult, {**head, **{name: value for name, value in result.items() if name != "step"}})

@@ -1,31 +1,36 @@
-"""Metrics on held-out data: every example once, exact whatever the batch or the mesh."""
+"""Metrics on held-out data, of a run's own or of labelled files: every example once, exact whatever the batch or the
+mesh."""
 
 import contextlib
 import dataclasses
-import filecmp
 import json
 import logging
-import re
+import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, NotRequired, TypedDict, cast
+from typing import IO, cast
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from contexture.data.batches import HeldOut
+from contexture.data.bucketing import check_batch
 from contexture.data.cancel import NEVER, CancelToken
+from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
-from contexture.data.pretraining.bilm_lanes import SAMPLED
-from contexture.data.pretraining.shards import Shards
-from contexture.data.storage import atomic_file, move_aside
+from contexture.data.pretraining.shards import Shards, prepared_at
+from contexture.data.storage import partial_beside
 from contexture.data.tasks.batch.answer_rules import answer_rules
 from contexture.data.tasks.batch.batches import HeldOutTask
-from contexture.data.tasks.store.example_store import ExampleStore
-from contexture.data.tokenizers.word_level import StaticWords
-from contexture.models.families import example
-from contexture.models.model import Model, Outputs
+from contexture.data.tasks.encode.encode_examples import encode
+from contexture.data.tasks.read.entity_schemes import why_no_entities
+from contexture.data.tasks.read.labels import class_weights
+from contexture.data.tasks.store.example_store import ExampleSplit, ExampleStore
+from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.shapes import Params
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints import manager
@@ -34,18 +39,32 @@ from contexture.train.checkpoints.transfer import first_good, load_parameters
 from contexture.train.distributed import processes
 from contexture.train.distributed.agreement import agree_on_content, agree_on_run
 from contexture.train.errors import CheckpointError, ConfigError
-from contexture.train.evaluation.checkpoint_results import CheckpointResult, CheckpointResults, numbers_of
-from contexture.train.evaluation.figures import Calibration, write_figures
-from contexture.train.evaluation.held_out import HeldOutData, baseline, check_request, open_request
-from contexture.train.evaluation.predictions import ClassCollector, Collector, collector_of, metric_names
+from contexture.train.evaluation.checkpoint_results import (
+    CheckpointResult,
+    CheckpointResults,
+    EvaluationResult,
+    as_printed,
+    data_name,
+    numbers_of,
+    predictions_file,
+    results_folder,
+    writing,
+)
+from contexture.train.evaluation.figures import KINDS, Calibration, write_figures
+from contexture.train.evaluation.held_out import HeldOutData, baseline, open_held_out, report_odd
+from contexture.train.evaluation.predictions import (
+    ClassCollector,
+    Collector,
+    collector_of,
+)
 from contexture.train.evaluation.request import EvaluationRequest
 from contexture.train.evaluation.spans import answer_counts, searched_threshold
 from contexture.train.evaluation.steps import checkpoints_as_written, steps_named, wait_for_first
-from contexture.train.evaluation.submission import SubmittedFile, check_submission, write_submission
-from contexture.train.evaluation.task_metrics import FileRow, LabelRow
-from contexture.train.objectives import Objective, Sum, batch_fields, batch_sizes, mean, objective_of
+from contexture.train.evaluation.submission import check_submission, write_submission
+from contexture.train.objectives import Objective, mean, objective_of
 from contexture.train.run.folder import make_folder
-from contexture.train.run.report import Figure, plain
+from contexture.train.run.report import plain
+from contexture.train.run.vocabulary import read_tokenizer
 from contexture.train.settings import run_file
 from contexture.train.settings.run import Run
 from contexture.train.settings.run_file import RunRecord
@@ -53,37 +72,6 @@ from contexture.train.settings.sections import MeshConfig
 from contexture.train.step import EvaluationStep, computed, evaluation_step
 
 logger = logging.getLogger(__name__)
-
-
-class EvaluationResult(TypedDict):
-    """The evaluation of a run: the fields of one CheckpointResult, or `checkpoints`, a list of them.
-
-    Attributes:
-        files: the evaluated files, as the request names them, if not the run's own split
-        left_out: rows of these files that could not be read
-        unknown: for static vectors, the share of words without one
-        results: the file with a line for each checkpoint, if all were evaluated
-        error: why this run, one of several, could not be evaluated
-    """
-
-    run: str
-    split: str
-    files: NotRequired[list[str]]
-    examples: int
-    truncated: NotRequired[int]
-    left_out: NotRequired[int]
-    unknown: NotRequired[float]
-    step: NotRequired[int]
-    metrics: NotRequired[dict[str, Figure]]
-    by_file: NotRequired[list[FileRow]]
-    labels: NotRequired[list[LabelRow]]
-    predictions: NotRequired[str]
-    figures: NotRequired[str]
-    calibration: NotRequired[Calibration | None]
-    error: NotRequired[str]
-    submission: NotRequired[list[SubmittedFile]]
-    results: NotRequired[str]
-    checkpoints: NotRequired[list[CheckpointResult]]
 
 
 def evaluate(
@@ -121,42 +109,6 @@ def evaluate(
     metrics = {name: mean(name, total, weight) for name, (total, weight) in totals.items()}
     loss = sum(coefficient * metrics[name] for name, coefficient in objective.terms.items())
     return {"loss": float(loss), **metrics, **(collector.figures() if collector else {})}, collector
-
-
-def measured(model: Model, objective: Objective, run: Run, params: Params, store: Shards | ExampleStore) -> list[str]:
-    """Returns the names of the metrics that `evaluate` will return, without computing them; params may be shapes."""
-    # Held-out batches have no negatives: they are measured over the whole vocabulary.
-    fields = {name: kind for name, kind in batch_fields(run).items() if name not in SAMPLED}
-    batch = example(fields, batch_sizes(run, 1))
-
-    def sums(params: Params) -> dict[str, Sum]:
-        outputs = model.apply({"params": params}, batch)
-        assert isinstance(outputs, Outputs)
-        return objective.sums(outputs, batch)
-
-    of_task: list[str] = []
-    if isinstance(store, ExampleStore):
-        # Scores of questions without an answer exist only if the measured split has some, whatever training has.
-        spans = store.splits["dev"].spans if store.kind == "span" and "dev" in store.splits else None
-        of_task = metric_names(store.kind, store.labels, answer_counts(spans) if spans else ())
-    return ["loss", *jax.eval_shape(sums, params), *of_task]
-
-
-def report_odd(held_out: HeldOut) -> dict[str, float]:
-    """Returns the irregularities of a task's examples: how many are longer than a sequence (with a warning), how many
-    rows could not be read, and the share of words without a static vector. {} for text."""
-    if not isinstance(held_out, HeldOutTask):
-        return {}
-    # Counted once for the data, not for each checkpoint.
-    truncated = held_out.split.longer_than(held_out.length)
-    if truncated:
-        limit = held_out.length
-        logger.warning(f"truncated {truncated:,} of {held_out.count:,} held-out examples to data.length={limit} tokens")
-    left_out = held_out.split.left_out
-    odd: dict[str, float] = {"truncated": truncated, **({"left_out": left_out} if left_out else {})}
-    if isinstance(held_out.tokenizer, StaticWords):
-        odd["unknown"] = held_out.split.share_of(held_out.tokenizer.unk)
-    return odd
 
 
 def evaluate_run(request: EvaluationRequest, cancel: CancelToken = NEVER) -> EvaluationResult:
@@ -235,10 +187,10 @@ def _evaluate_run(folder: Path, record: RunRecord, request: EvaluationRequest, c
         evaluation = _Evaluation(folder, record, request, data, mesh, cancel)
         if not request.every_step:
             results = evaluation.of_steps(steps)
-            return _joined(folder, request, data.held_out.count, odd, results)
+            return as_printed(folder, request, data.held_out.count, odd, results)
         with contextlib.closing(evaluation.stored_results()) as stored:
             results = evaluation.of_steps(steps, stored)
-            joined = _joined(folder, request, data.held_out.count, odd, results)
+            joined = as_printed(folder, request, data.held_out.count, odd, results)
             return cast(EvaluationResult, {**joined, "results": str(stored.path), "checkpoints": results})
 
 
@@ -272,7 +224,7 @@ class _Evaluation:
             }
 
         # Predictions of each step have a folder of their own; the table of all steps is next to these folders.
-        to, name = _results_folder(self.folder, self.request), _data_name(self.request)
+        to, name = results_folder(self.folder, self.request), data_name(self.request)
         return CheckpointResults(self.folder, to, name, self.request.split, depends_on, self.run.log.tensorboard)
 
     def _threshold(self, step: int) -> float | None:
@@ -338,13 +290,13 @@ class _Evaluation:
         # Parameters alone; the step below is compiled once for all checkpoints (`shared`).
         loaded = load_parameters(folder, self.run, self.record.labels, self.mesh, number)
         step = evaluation_step(loaded.model, self.objective, self.mesh)
-        file = _predictions_file(folder, self.request, loaded.step) if self.run.task.kind != "off" else None
+        file = predictions_file(folder, self.request, loaded.step) if self.run.task.kind != "off" else None
         threshold = self._threshold(loaded.step)
         # Each checkpoint has the threshold that its own evaluation on the dev set found.
         if isinstance(held_out, HeldOutTask) and self.record.counts and threshold is not None:
             held_out.rules = answer_rules(self.run.task, self.record.counts, threshold)
         # Predictions are written while the device computes the next batch.
-        with _writing(file) as write:
+        with writing(file) as write:
             metrics, collector = evaluate(
                 step, self.objective, loaded.unstacked, held_out, self.mesh, write, self.cancel
             )
@@ -366,22 +318,8 @@ class _Evaluation:
         to, task = Path(self.request.figures), self.run.task
         make_folder(to, "--figures")
         name = task.name if task.name != "off" else self.folder.resolve().name
-        title = f"{name} ({_data_name(self.request)}, step {step:,})"
+        title = f"{name} ({data_name(self.request)}, step {step:,})"
         return write_figures(to, collector.gathered(), collector.table(), title, self.request.theme)
-
-
-def _joined(
-    folder: Path, request: EvaluationRequest, examples: int, odd: dict[str, float], results: list[CheckpointResult]
-) -> EvaluationResult:
-    """Returns the results as they are printed: one checkpoint's fields merged with the run's, several as a list."""
-    of = {"split": request.split, **({"files": list(request.files)} if request.files else {}), "examples": examples}
-    if len(results) > 1 or request.every_step:
-        head = {"run": str(folder), **of, **odd}
-        return cast(EvaluationResult, {**head, "checkpoints": results})
-    # One checkpoint: its figures on the top level of the JSON, where scripts look for them.
-    (result,) = results
-    head = {"run": str(folder), "step": result["step"], **of, **odd}
-    return cast(EvaluationResult, {**head, **{name: value for name, value in result.items() if name != "step"}})
 
 
 def _mesh(given: MeshConfig, run: Run) -> Mesh:
@@ -395,34 +333,153 @@ def _mesh(given: MeshConfig, run: Run) -> Mesh:
         return meshes.build(MeshConfig())
 
 
-def _data_name(request: EvaluationRequest) -> str:
-    """Returns the name of the split or of the first file, in characters that a folder's name may have."""
-    if not request.files:
-        return request.split
-    # xnli.test.tsv:de → xnli.test-de: the part of a set is in the name, suffixes are not.
-    parts = (Path(part).stem for part in Path(request.files[0]).name.split(":"))
-    return re.sub(r"[^\w.-]+", "-", ":".join(parts))
+def open_request(
+    folder: Path, record: RunRecord, request: EvaluationRequest, mesh: Mesh, cancel: CancelToken
+) -> AbstractContextManager[HeldOutData]:
+    """Returns the held-out examples that a request asks for, to be used in a `with`.
+
+    Raises:
+        ConfigError: when the request does not fit the run.
+        DataError: for the user's files.
+    """
+    check_request(folder, record, request)
+    # An ELMo's lanes carry state from batch to batch, so the perplexity depends on how many there are: they must not
+    # depend on the number of devices. Only the batch around them is rounded up.
+    lanes = request.batch or record.run.evaluate.batch or record.run.data.batch
+    batch = meshes.round_up_to_devices(mesh, lanes)
+    if record.run.task.kind == "off":
+        return nullcontext(_held_out_text(folder, record, batch, lanes, cancel))
+    return _held_out_task(folder, record, request, batch, meshes.batch_devices(mesh), cancel)
 
 
-def _results_folder(folder: Path, request: EvaluationRequest) -> Path:
-    return Path(request.to or folder / "evaluations")
-
-
-def _predictions_file(folder: Path, request: EvaluationRequest, step: int) -> Path:
-    return _results_folder(folder, request) / f"{_data_name(request)}-{step}" / "predictions.jsonl"
-
-
-@contextlib.contextmanager
-def _writing(path: Path | None) -> Iterator[IO[str] | None]:
-    """Yields the file of predictions, open for writing in process 0, else None; it appears at `path` atomically."""
-    if path is None or jax.process_index() > 0:
-        yield None
+def check_request(folder: Path, record: RunRecord, request: EvaluationRequest) -> None:
+    """Raises ConfigError or DataError for a request that does not fit the run, before anything is opened."""
+    run = record.run
+    if request.figures:
+        if run.task.kind not in KINDS:
+            kind = "a pretraining" if run.task.kind == "off" else run.task.kind
+            raise ConfigError(f"{folder} is {kind}; --figures is for tasks with labels: {', '.join(KINDS)}")
+        # The folder is made only when there is something to draw.
+        if Path(request.figures).exists() and not Path(request.figures).is_dir():
+            raise ConfigError(f"--figures {request.figures} is a file; give a folder")
+    if request.batch:
+        check_batch(request.batch, "examples")
+    # Pretraining has one held-out text, fixed when the run began: nothing to choose.
+    if run.task.kind == "off":
+        if request.files or request.split != "dev":
+            raise ConfigError(f"{folder} is a pretraining: it has its own held-out text (--split dev) and no task")
+        if run.objective == "static":
+            raise ConfigError(f"{folder} has static vectors and no task; train them for one: contexture finetune")
+        if not run.data.path:
+            raise ConfigError(f"{folder} was imported and holds no text; tune it to some: pretrain --init {folder} …")
         return
-    make_folder(path.parent, "--to")
-    with atomic_file(path) as part:
-        with open(part, "w", encoding="utf-8") as file:
-            yield file
-        # Still inside: the new file has not taken the name yet, so the old one can be moved.
-        if path.is_file() and not filecmp.cmp(part, path, shallow=False):
-            # The old file has predictions for other examples, or from before the run was trained further.
-            logger.info(f"moved the {path.name} of other examples to {move_aside(path.parent, [path.name], 'earlier')}")
+    if request.files and request.split == "train":
+        raise ConfigError("--split train and --task.dev both choose the examples; give one of them")
+    if request.split == "test" and not request.files and not run.task.test:
+        raise ConfigError(f"{folder} was trained without --task.test; give the file as --task.dev F")
+
+
+def _held_out_text(folder: Path, record: RunRecord, batch: int, lanes: int, cancel: CancelToken) -> HeldOutData:
+    run = record.run
+    shards = Shards.open(prepared_at(run.data.path) or folder / "data")
+    # Digests of the files are checked: a figure on changed text would look like one on the run's own.
+    shards.verify(cancel)
+    if shards.fingerprint != record.data:
+        raise ConfigError(f"{shards.folder} is not the text that {folder} was trained with; put it back")
+    # The run's own vocabulary: losses over another one cannot be compared.
+    tokenizer = read_tokenizer(folder, record)
+    held_out = open_held_out(run, shards, tokenizer, batch, lanes, cancel)
+    if held_out is None:
+        raise ConfigError(f"{folder} holds nothing out; pretrain with --data.dev F or --data.dev-fraction 0.1")
+    return HeldOutData(held_out, shards, shards.fingerprint)
+
+
+@contextmanager
+def _held_out_task(
+    folder: Path, record: RunRecord, request: EvaluationRequest, batch: int, devices: int, cancel: CancelToken
+) -> Iterator[HeldOutData]:
+    run, tokenizer = record.run, read_tokenizer(folder, record)
+    store = _open_store(folder, record, cancel)
+    if run.task.kind == "tag" and (line := why_no_entities(record.labels)):
+        logger.warning(line)
+
+    def held_out(split: ExampleSplit, labels: tuple[str, ...]) -> HeldOut:
+        # The training data of an imported model are unknown, so the file decides whether questions may lack an answer.
+        counts = answer_counts(split.spans) if split.spans is not None and not record.counts else record.counts
+        # The loss weighs each label as in training, by the counts of the training set.
+        weights = class_weights(run.task, labels, record.counts)
+        # Other questions may have more alternatives than those that were learned from.
+        weights = np.pad(weights, (0, max(len(split.labels) - len(weights), 0)), constant_values=1.0)
+        # counts decide whether "no answer" is among the answers of a question.
+        rules = answer_rules(run.task, counts)
+        return HeldOutTask(split, tokenizer, run.data, batch, weights, family=run.family, devices=devices).with_rules(
+            rules
+        )
+
+    # Other files are encoded now, with the run's labels and layout; its own splits were encoded for training.
+    if files := request.files or (run.task.test if request.split == "test" else ()):
+        task = dataclasses.replace(run.task, train=(), dev=files, test=(), dev_fraction=0.0)
+        with _encoded(task, tokenizer, record, request, folder, cancel) as other:
+            batches = held_out(other.splits["dev"], record.labels or other.labels)
+            yield HeldOutData(batches, store, other.fingerprint)
+        return
+    # The run's own examples, encoded when it was trained.
+    split = store.splits[request.split] if store is not None else None
+    if store is None or split is None or not split.examples:
+        raise ConfigError(f"{folder} holds no {request.split} examples; give a file: --task.dev F")
+    yield HeldOutData(held_out(split, record.labels), store, f"{store.fingerprint}/{request.split}")
+
+
+def _open_store(folder: Path, record: RunRecord, cancel: CancelToken) -> ExampleStore | None:
+    """Returns the examples that the run was trained on; None if it has none, like an imported run."""
+    if not (folder / "data").is_dir():
+        return None
+    # An imported run has no examples; everything else is checked against its digests.
+    store = ExampleStore.open(folder / "data")
+    store.verify(cancel)
+    if store.fingerprint != record.data:
+        raise ConfigError(f"{store.folder} is not the data that {folder} was trained with; put it back")
+    return store
+
+
+@contextmanager
+def _encoded(
+    task: TaskConfig,
+    tokenizer: Tokenizer,
+    record: RunRecord,
+    request: EvaluationRequest,
+    folder: Path,
+    cancel: CancelToken,
+) -> Iterator[ExampleStore]:
+    """Encodes other files with the run's labels, for as long as they are evaluated."""
+    # Encoded to disk as for training, so memory does not grow with the file; removed afterwards.
+    with _temporary_folder(request, folder) as encoded:
+        # One process encodes, the others wait for it.
+        if jax.process_index() == 0:
+            data = record.run.data
+            encode(task, tokenizer, encoded, cancel, record.labels, record.pair, data.length, data.context)
+            processes.publish("encoded", "")
+        else:
+            processes.wait_for("encoded")
+        yield ExampleStore.open(encoded)
+
+
+@contextmanager
+def _temporary_folder(request: EvaluationRequest, folder: Path) -> Iterator[Path]:
+    """Yields the path of a folder to make, which is removed afterwards; for several processes, one that all see."""
+    if jax.process_count() == 1:
+        with tempfile.TemporaryDirectory(prefix="contexture-") as temporary:
+            yield Path(temporary) / "encoded"
+        return
+    # /tmp is each machine's own. The results' folder is shared, as it must be for the results.
+    if jax.process_index() == 0:
+        shared = partial_beside(Path(os.path.realpath(request.to or folder / "evaluations")) / "encoded")
+        make_folder(shared.parent, "--to")
+        processes.publish("folder of encoded examples", str(shared))
+    else:
+        shared = Path(processes.wait_for("folder of encoded examples"))
+    try:
+        yield shared
+    finally:
+        if jax.process_index() == 0:
+            shutil.rmtree(shared, ignore_errors=True)

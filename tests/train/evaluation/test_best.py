@@ -18,7 +18,7 @@ from contexture.train.checkpoints.transfer import model_of
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation import task_metrics
 from contexture.train.evaluation.best import note_better, unigram_baseline, value_to_minimise
-from contexture.train.evaluation.evaluate import measured
+from contexture.train.evaluation.held_out import measured
 from contexture.train.evaluation.predictions import metric_names
 from contexture.train.metric_directions import Best
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes, objective_of

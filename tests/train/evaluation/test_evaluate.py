@@ -17,7 +17,7 @@ import pytest
 import contexture
 from contexture.cli import main as cli
 from contexture.train.distributed import processes
-from contexture.train.evaluation import held_out
+from contexture.train.evaluation import evaluate
 from contexture.train.evaluation.predictions import _alternatives
 from contexture.train.evaluation.request import EvaluationRequest
 from tests.helpers.commands import devices, run_command
@@ -219,11 +219,11 @@ def test_several_processes_read_what_the_first_has_encoded(tmp_path, monkeypatch
     monkeypatch.setattr(processes, "publish", told.__setitem__)
     monkeypatch.setattr(processes, "wait_for", told.__getitem__)
     request, beside = EvaluationRequest(run="run", to=to and str(tmp_path / to)), tmp_path / (to or "run/evaluations")
-    with held_out._temporary_folder(request, tmp_path / "run") as first:
+    with evaluate._temporary_folder(request, tmp_path / "run") as first:
         assert first.parent == beside and beside.is_dir() and first.name.startswith(".encoded")
         first.mkdir()
         monkeypatch.setattr(jax, "process_index", lambda: 1)
-        with held_out._temporary_folder(request, tmp_path / "run") as second:
+        with evaluate._temporary_folder(request, tmp_path / "run") as second:
             assert second == first
         assert first.is_dir()
         monkeypatch.setattr(jax, "process_index", lambda: 0)

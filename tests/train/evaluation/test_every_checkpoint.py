@@ -156,11 +156,11 @@ def test_a_curve_that_cannot_be_written_is_one_line(run):
 
 @pytest.mark.usefixtures("own_programs")
 def test_nothing_is_compiled_or_encoded_twice(run, task_files, caplog, monkeypatch):
-    from contexture.train.evaluation import held_out
+    from contexture.train.evaluation import evaluate
 
     encoded = []
-    encode = held_out.encode
-    monkeypatch.setattr(held_out, "encode", lambda *words: encoded.append(words) or encode(*words))
+    encode = evaluate.encode
+    monkeypatch.setattr(evaluate, "encode", lambda *words: encoded.append(words) or encode(*words))
     monkeypatch.setattr(logging.getLogger("jax"), "propagate", True)
     with jax.log_compiles(), caplog.at_level(logging.WARNING, "jax"):
         result = contexture.evaluate(run, step="all", dev=str(task_files / "classify.dev.tsv"))

@@ -293,9 +293,10 @@ def test_paths_of_published_files_stay_names(place):
     ],
 )
 def test_each_part_of_a_set_has_predictions_of_its_own(file, folder):
-    from contexture.train.evaluation.evaluate import EvaluationRequest, _predictions_file
+    from contexture.train.evaluation.checkpoint_results import predictions_file
+    from contexture.train.evaluation.evaluate import EvaluationRequest
 
-    written = _predictions_file(Path("run"), EvaluationRequest("run", dev=file), 4)
+    written = predictions_file(Path("run"), EvaluationRequest("run", dev=file), 4)
     assert written == Path("run/evaluations", folder, "predictions.jsonl")
 
 
