@@ -15,22 +15,18 @@ from contexture.data.layouts import Batch
 
 ROW = 128
 """The least tokens of a row, where there is as much text: in narrower ones long texts leave room that none fills."""
+SAMPLE = 1 << 12
+"""Sequences that the width of rows is chosen by."""
 STEP = 64
-"""Wider rows have a multiple of this."""
+"""Rows are wider by a multiple of this."""
+WIDEST = 3
+"""Rows are at most so many times as wide as the longest sequence needs, to hold several of about its length."""
+ATTENTION = 2048
+"""In a row of so many tokens attention costs about as much as all else."""
 OF_TOKENS = ("tokens", "segments", "next", "next_weights")
 """The fields of a task's batch that lie in shared rows."""
 MOST_HEIGHTS = 3
 """The most numbers of rows that a run's batches have; each is a program to compile."""
-
-
-def row_width(longest: int, total: int) -> int:
-    """Returns the tokens of a row: of the longest sequence, at least ROW, but no more than the bucket of all.
-
-    Args:
-        longest: tokens of the longest sequence.
-        total: tokens of all sequences of a batch together.
-    """
-    return min(max(ROW, -(-longest // STEP) * STEP), max(bucket(total), longest))
 
 
 def best_fit(lengths: I64, width: int, most: int = 1 << 30) -> I64:
@@ -58,6 +54,27 @@ def best_fit(lengths: I64, width: int, most: int = 1 << 30) -> I64:
             of_room[left].append(row)
             rooms |= 1 << left
     return rows
+
+
+def row_width(groups: Sequence[I64], share: int, multiple: int = 1) -> int:
+    """Returns the tokens of a row with which groups of sequences compute the least, each group in rows of its own.
+
+    Args:
+        groups: the lengths of each.
+        share: the tokens that a device has of a batch, at most: no row is much wider.
+        multiple: the number of rows is a multiple of it.
+    """
+    longest = max(int(lengths.max(initial=1)) for lengths in groups)
+    least = max(ROW, -(-longest // STEP) * STEP)
+    if least >= bucket(share):
+        return max(bucket(share), longest)
+
+    def cost(width: int) -> float:
+        rows = sum(-(-int(best_fit(lengths, width).max(initial=0) + 1) // multiple) * multiple for lengths in groups)
+        return rows * width * (1 + width / ATTENTION)
+
+    # Sequences of about one length leave up to half of a row that is little longer: some widths hold them, others not.
+    return min(range(least, WIDEST * least + 1, STEP), key=cost)
 
 
 @dataclass(frozen=True)
@@ -198,7 +215,7 @@ class Shape:
         """Returns the shape for batches of about `batch` sequences like these. multiple: of X and of the slots."""
         total, count = int(lengths.sum()), len(lengths)
         # On several devices each has a row at least.
-        width = row_width(int(lengths.max(initial=1)), -(-total * min(batch, count) // count // multiple))
+        width = row_width([lengths[:SAMPLE]], -(-total * min(batch, count) // count // multiple))
         # As many tokens as `batch` sequences have, but no more rows than there is text for.
         rows = min(max(round(total / count * batch / width), 1), int(best_fit(lengths, width).max() + 1))
         rows = -(-rows // multiple) * multiple
@@ -228,7 +245,7 @@ def fill(lengths: I64, shape: Shape) -> Iterator[tuple[I64, Packing]]:
             new = np.full(len(counts), -1)
             new[group] = np.arange(len(group))
             numbers = np.flatnonzero(new[row] >= 0)
-            height = height_for(len(group), shape.heights, few)
+            height = next(height for height in shape.heights if height >= len(group))
             yield numbers, placed(new[row[numbers]], lengths[numbers], height, shape.width)
 
 

@@ -25,6 +25,9 @@ from contexture.data.tokenizers.elmo_char_ids import MAX_BYTES
 
 WINDOW = 64
 """Held-out batches whose examples are put together: sorted by length, or packed into the same rows."""
+EPOCHS = 3
+"""The passes over its examples that a fine-tuning is taken to have, as BERT's own have (section A.3): a number of rows must
+make up for its compilation in these."""
 SAMPLE = 1 << 14
 """Examples that the numbers of rows are chosen by."""
 
@@ -128,7 +131,8 @@ class TaskBatches:
         """Returns the numbers of rows that batches of so many examples have, but for rare ones that need more."""
         if batch not in self._heights:
             needed = [self._packed(numbers, ()).rows for numbers in self._sample(batch)]
-            self._heights[batch] = choose_heights(needed, self.examples_per_epoch // batch + 1, self._multiple)
+            steps = EPOCHS * self.examples_per_epoch // batch + 1
+            self._heights[batch] = choose_heights(needed, steps, self._multiple)
         return self._heights[batch]
 
     def _packed(self, numbers: I64, heights: tuple[int, ...]) -> Packing:
@@ -143,14 +147,13 @@ class TaskBatches:
 
     def _row_width(self) -> int:
         assert self._tokens is not None
-        # One microbatch fills rows of its own.
-        size = -(-self.batch // self._multiple)
-        sums = [int(self._tokens.lengths_of(numbers).sum()) for numbers in self._sample(size)]
-        return row_width(int(self._longest()), max(sums))
-
-    def _longest(self) -> int:
-        # Special tokens at both ends; a longer sequence is cut.
-        return min(self.split.longest + 2, self.length)
+        # A microbatch fills rows of its own, and each device has as many of them.
+        groups = [self._tokens.lengths_of(numbers) for numbers in self._sample(-(-self.batch // self._parts))]
+        devices = self._multiple // self._parts
+        share = -(-max(int(lengths.sum()) for lengths in groups) // devices)
+        # The longest of all sequences, wherever it comes.
+        every = np.array([min(self.split.longest + 2, self.length)])
+        return row_width([*groups[:16], every], share, devices)
 
     def _numbers(self, step: int) -> I64:
         """Returns the examples of the step's batch."""
@@ -281,7 +284,8 @@ class HeldOutTask:
             return Shape.for_lengths(lengths, batch, devices)
         # Of an example with several sequences all are in one batch, and batches need more or fewer rows.
         groups = [lengths[first : first + batch * each] for first in range(0, len(lengths), batch * each)]
-        width = row_width(int(lengths.max(initial=1)), max(int(group.sum()) for group in groups))
+        share = -(-max(int(group.sum()) for group in groups) // devices)
+        width = row_width(groups[:16], share, devices)
         needed = [pack(group, width, (), devices).rows for group in groups]
         return Shape(width, choose_heights(needed, -(-len(every) // batch), devices), batch)
 
