@@ -26,8 +26,8 @@ from contexture.data.tokenizers.elmo_char_ids import MAX_BYTES
 WINDOW = 64
 """Held-out batches whose examples are put together: sorted by length, or packed into the same rows."""
 EPOCHS = 3
-"""The passes over its examples that a fine-tuning is taken to have, as BERT's own have (section A.3): in these a number of
-rows must make up for its compilation."""
+"""The passes over its examples that a fine-tuning is taken to have, as BERT's own have (section A.3). In these a number
+of rows must make up for its compilation."""
 SAMPLE = 1 << 14
 """Examples that the numbers of rows are chosen by."""
 
