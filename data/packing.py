@@ -34,6 +34,7 @@ def best_fit(lengths: I64, width: int, most: int = 1 << 30) -> I64:
 
     Rows are numbered as they are opened, and have at most `most` sequences; `lengths` are at most `width`.
     """
+    assert lengths.max(initial=0) <= width
     rows = np.empty(len(lengths), np.int64)
     # Rows with the same room form a stack. Bit n of `rooms` says whether any has room for n tokens: the least that
     # suffices is a shift and a trick with bits, whatever the number of rows.
@@ -215,7 +216,9 @@ class Shape:
         """Returns the shape for batches of about `batch` sequences like these. multiple: of X and of the slots."""
         total, count = int(lengths.sum()), len(lengths)
         # On several devices each has a row at least.
-        width = row_width([lengths[:SAMPLE]], -(-total * min(batch, count) // count // multiple))
+        width = row_width(
+            [lengths[:SAMPLE], lengths.max(keepdims=True)], -(-total * min(batch, count) // count // multiple)
+        )
         # As many tokens as `batch` sequences have, but no more rows than there is text for.
         rows = min(max(round(total / count * batch / width), 1), int(best_fit(lengths, width).max() + 1))
         rows = -(-rows // multiple) * multiple

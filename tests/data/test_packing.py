@@ -130,13 +130,28 @@ def test_a_height_is_the_least_that_suffices(rows, heights, multiple):
     assert height == min((n for n in heights if n >= rows), default=least)
 
 
-@given(st.integers(1, 700), st.integers(0, 3000))
-def test_a_row_holds_the_longest_sequence_and_is_no_wider_than_all(longest, more):
-    total = longest + more
-    width = row_width(longest, total)
-    wanted = next(n for n in range(128, 2000, 64) if n >= longest)
-    assert width >= longest and width <= max(bucket(total), longest)
-    assert width == wanted or width == max(bucket(total), longest) < wanted
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(1, 200), min_size=1, max_size=20).map(np.array), min_size=1, max_size=3),
+    st.integers(1, 3000),
+    st.sampled_from([1, 2, 4]),
+)
+def test_a_row_has_the_width_that_computes_the_least(groups, share, multiple):
+    longest = max(int(lengths.max()) for lengths in groups)
+    width, least = row_width(groups, share, multiple), next(n for n in range(128, 1000, 64) if n >= longest)
+    assert width >= longest
+    if bucket(share) <= least:
+        # A device has no more tokens than that.
+        assert width == max(bucket(share), longest)
+        return
+
+    def cost(width: int) -> float:
+        """Tokens, and pairs of tokens."""
+        rows = [int(best_fit(lengths, width).max()) + 1 for lengths in groups]
+        return sum(-(-n // multiple) * multiple for n in rows) * (width + width**2 / module.ATTENTION)
+
+    widths = [n for n in range(64, 1000, 64) if least <= n <= module.WIDEST * least]
+    assert width in widths and cost(width) == pytest.approx(min(map(cost, widths)))
 
 
 # Arrays
@@ -253,6 +268,13 @@ def test_a_shape_has_room_for_its_sequences(given, batch, multiple):
     assert rows <= shape.heights[-1] < max(rows, 1) + multiple
 
 
+def test_a_shape_holds_the_longest_sequence_wherever_it_stands(monkeypatch):
+    monkeypatch.setattr(module, "SAMPLE", 4)
+    monkeypatch.setattr(module, "ROW", 16)
+    for lengths in ([90] + [3] * 30, [3] * 30 + [90]):
+        assert Shape.for_lengths(np.array(lengths), 4).width >= 90
+
+
 @st.composite
 def shaped(draw: st.DrawFn) -> tuple[np.ndarray, Shape]:
     """Sequences, and arrays that hold them: what suits them, or any."""
@@ -291,7 +313,7 @@ def test_few_places_of_many_texts_are_padding(mean, deviation, limit):
     """Lengths are log-normal, as those of texts about are; longer ones are cut."""
     drawn = np.exp(np.random.default_rng(3).normal(mean, deviation, 1024))
     lengths = np.clip(drawn.astype(np.int64), 3, limit)
-    width = row_width(int(lengths.max()), int(lengths.sum()))
+    width = row_width([lengths], int(lengths.sum()))
     assert pack(lengths, width, ()).rows * width / lengths.sum() <= 1.03
     for batch in (8, 32, 64):
         held_out = [packing for _, packing in fill(lengths, Shape.for_lengths(lengths, batch))]

@@ -280,12 +280,14 @@ class HeldOutTask:
         assert self._tokens is not None
         every, each = np.arange(self.split.examples), self._tokens.each
         lengths = self._tokens.lengths_of(every[:: max(len(every) // SAMPLE, 1)])
+        # Of the longest of all, which may not be among these, a row must have the room.
+        longest = np.array([min(self.split.longest + 2, self.length)])
         if each == 1:
-            return Shape.for_lengths(lengths, batch, devices)
+            return Shape.for_lengths(np.concatenate([longest, lengths]), batch, devices)
         # Of an example with several sequences all are in one batch, and batches need more or fewer rows.
         groups = [lengths[first : first + batch * each] for first in range(0, len(lengths), batch * each)]
         share = -(-max(int(group.sum()) for group in groups) // devices)
-        width = row_width(groups[:16], share, devices)
+        width = row_width([*groups[:16], longest], share, devices)
         needed = [pack(group, width, (), devices).rows for group in groups]
         return Shape(width, choose_heights(needed, -(-len(every) // batch), devices), batch)
 

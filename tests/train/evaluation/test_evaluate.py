@@ -125,7 +125,9 @@ def same(actual: Evaluated, expected: Evaluated, where: str) -> None:
     (result, records), (whole, expected_records) = actual, expected
     assert result["examples"] == 97 and [r["id"] for r in records] == [r["id"] for r in expected_records], where
     for name, value in whole["metrics"].items():
-        assert result["metrics"][name] == pytest.approx(value, abs=1e-6), (where, name)
+        # Texts that are equal get nearly equal numbers in other places of a row, of which either may be the greater.
+        nearly = 1e-4 if name == "spearman" else 1e-6
+        assert result["metrics"][name] == pytest.approx(value, abs=nearly), (where, name)
     for a, b in zip(records, expected_records, strict=True):
         for name in ("prediction", "predictions"):
             if isinstance(b.get(name), float):
