@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from contexture.data import rng
 from contexture.data.binary_files import I64
-from contexture.data.bucketing import batch_lengths, one_of, places_for
+from contexture.data.bucketing import batch_lengths, bucket, one_of, places_for
 from contexture.data.config import DataConfig, Family, StepSize, TaskConfig
 from contexture.data.families.registry import TEXT_FAMILIES
 from contexture.data.layouts import Batch
@@ -201,7 +201,8 @@ class TaskBatches:
         heights = self.heights(self.batch)
         packed = [self._packed(numbers, heights) for numbers in self._sample(self.batch)]
         ratio = sum(each.rows * each.width for each in packed) / sum(int(each.lengths.sum()) for each in packed)
-        return f"; {one_of(heights)} rows of {self.width} tokens a batch, padding ratio {ratio:.2f}"
+        rows = "1 row" if heights == (1,) else f"{one_of(heights)} rows"
+        return f"; {rows} of {self.width} tokens a batch, padding ratio {ratio:.2f}"
 
 
 def without_rows(fields: dict[str, str]) -> dict[str, str]:
@@ -252,7 +253,12 @@ class HeldOutTask:
         # All labels weigh the same, unless the caller says otherwise.
         self._lock = threading.Lock()
         ones_C = np.ones(max(len(split.labels), 1), np.float32)
-        self.length = sequence_length(config, split.longest)
+        # Of few lengths, since each is a program for whoever predicts one file after the other.
+        self.length = (
+            sequence_length(config, split.longest)
+            if self.text.reads_words
+            else bucket(split.longest + 2, config.length)
+        )
         """Tokens of the longest sequences."""
         args = (split, tokenizer, self.text, self.length, ones_C if weights_C is None else weights_C, config.length)
         self._features: FeatureFiles | None = None
