@@ -132,7 +132,7 @@ def tuner(args: argparse.Namespace, folder: Path, source: Any) -> Any:
     import jax
 
     from contexture.data.config import DataConfig, TaskConfig
-    from contexture.data.tasks.batch.batches import TaskBatches
+    from contexture.data.tasks.batch.training_batches import TaskBatches
     from contexture.data.tasks.encode.encode_examples import encode
     from contexture.models.config import BertConfig
     from contexture.train import mesh as meshes

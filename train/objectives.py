@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from contexture.data.tasks.batch.reader import task_fields
+from contexture.data.tasks.batch.batches import task_fields
 from contexture.models import elmo
 from contexture.models.config import WORD_CHARS
 from contexture.models.heads.crf import CrfOutput

@@ -8,7 +8,7 @@ from typing import NoReturn, TypedDict
 import jax
 
 from contexture.data.pretraining.sentence_pairs import PairBatches
-from contexture.data.tasks.batch.batches import TaskBatches
+from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.models.layers.stacked import unstack_layers
 from contexture.train.checkpoints.manager import Checkpoints
 from contexture.train.distributed import processes

@@ -18,7 +18,7 @@ from contexture.data.plain_files import check_plain
 from contexture.data.pretraining import tokenize_corpus
 from contexture.data.pretraining.shards import Shards, prepared_at
 from contexture.data.storage import move_aside
-from contexture.data.tasks.batch.batches import TaskBatches
+from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tasks.read.entity_schemes import why_no_entities
 from contexture.data.tasks.store.example_store import ExampleStore

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from contexture.data import bucketing as lengths
 from contexture.data.bucketing import choose_lengths, length_for
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.tasks.batch.batches import WINDOW, HeldOutTask, TaskBatches
+from contexture.data.tasks.batch.batches import WINDOW, HeldOutTask
+from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tokenizers.word_level import StaticWords
 

@@ -228,7 +228,7 @@ TASKS = (
          f"{_ENCODE}test_a_tag_stands_at_its_words_first_piece"),
     ),
     *mutants_of(
-        "data/tasks/batch/reader.py",
+        "data/tasks/batch/batches.py",
         ("choice.words-of-none-weigh", 'sequences["next_weights"][is_absent(rows)] = 0.0',
          'sequences["next_weights"] += 0.0', f"{_VARYING}test_absent_alternatives_have_special_tokens_alone"),
         ("choice.text-cut-alone", "kept_tokens(lengths[:, 0], lengths[:, 1], words)", "(lengths[:, 0], lengths[:, 1])",
@@ -252,7 +252,7 @@ TASKS = (
          f"{_PACKING}test_batches_hold_each_sequence_once_within_their_slots"),
     ),
     *mutants_of(
-        "data/tasks/batch/batches.py",
+        "data/tasks/batch/training_batches.py",
         ("task-batches.one-order-for-all-passes", "rng.key(rng.EXAMPLE_ORDER, self.seed, e)",
          "rng.key(rng.EXAMPLE_ORDER, self.seed, 0)",
          f"{_ENCODE}test_every_pass_has_every_example_once_in_an_order_of_its_own"),

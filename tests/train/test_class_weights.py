@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches
+from contexture.data.tasks.batch.batches import HeldOutTask
+from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tasks.read.labels import class_weights
 from contexture.data.tokenizers.wordpiece import SPECIAL, WordPiece

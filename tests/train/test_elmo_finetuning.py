@@ -9,7 +9,8 @@ import pytest
 import contexture
 from contexture.cli import main as cli
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches
+from contexture.data.tasks.batch.batches import HeldOutTask
+from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tokenizers.elmo_char_ids import words_from_char_ids
 from contexture.data.tokenizers.word_level import Words

@@ -11,7 +11,7 @@ import pytest
 
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.packing import apart
-from contexture.data.tasks.batch.batches import TaskBatches
+from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.models.config import BertConfig, GptConfig, HeadConfig

@@ -21,7 +21,8 @@ from contexture.data.batches import iterate
 from contexture.data.binary_files import I64
 from contexture.data.errors import DataError
 from contexture.data.storage import left_partials
-from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches
+from contexture.data.tasks.batch.batches import HeldOutTask
+from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.data.tasks.store.stored_features import FeatureFiles, Shape, writing
 from contexture.models.shapes import Params
 from contexture.train import mesh as meshes

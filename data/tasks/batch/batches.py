@@ -1,213 +1,262 @@
-"""Batches of a task's examples: shuffled and endless for training; in order, each once, for everything else."""
+"""Examples by their numbers → the arrays of a batch, in packed rows of tokens or as words with a row for each sequence;
+and every example once, in batches."""
 
 import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contexture.data import rng
 from contexture.data.binary_files import I64
-from contexture.data.bucketing import batch_lengths, bucket, one_of, places_for
-from contexture.data.config import DataConfig, Family, StepSize, TaskConfig
+from contexture.data.bucketing import batch_lengths, bucket, length_for, padded, places_for
+from contexture.data.config import DataConfig, Family
+from contexture.data.errors import DataError
+from contexture.data.families.base import TextFamily
 from contexture.data.families.registry import TEXT_FAMILIES
-from contexture.data.layouts import Batch
-from contexture.data.packing import Packing, Shape, choose_heights, fill, pack, row_width
+from contexture.data.layouts import (
+    Batch,
+    SpanPairs,
+    both_orders,
+    elmo_words,
+    kept_tokens,
+    lay_out,
+    truncate_longest_first,
+    word_lines,
+)
+from contexture.data.packing import Packing, Shape, choose_heights, fill, pack, packed_batch, row_width
+from contexture.data.task_kinds import KINDS
 from contexture.data.tasks.batch.answer_rules import AnswerRules
-from contexture.data.tasks.batch.reader import TokenReader, WordReader, sequence_length, task_fields
-from contexture.data.tasks.read.labels import class_weights
-from contexture.data.tasks.read.tables import counted
-from contexture.data.tasks.store.example_store import ExampleSplit, ExampleStore, Rows
+from contexture.data.tasks.batch.document_context import context_tokens, own_tags
+from contexture.data.tasks.store.example_store import ExampleSplit, Rows, is_absent
+from contexture.data.tasks.store.span_store import UNSPELLED, SpanSplit, token_places
 from contexture.data.tasks.store.stored_features import FeatureFiles
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.elmo_char_ids import MAX_BYTES
+from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD
 
 WINDOW = 64
 """Held-out batches whose examples are put together: sorted by length, or packed into the same rows."""
-EPOCHS = 3
-"""The passes over its examples that a fine-tuning is taken to have, as BERT's own have (section A.3). In these a number
-of rows must make up for its compilation."""
 SAMPLE = 1 << 14
 """Examples that the numbers of rows are chosen by."""
+SHORTEST = 5
+"""Tokens of a sequence with room for a pair: three special tokens and a token of each text."""
+PLACES = {"packs": "i32 XY", "positions": "i32 XY", "begins": "i32 {}", "mask": "i32 {}L"}
+"""The fields that say where sequences lie in rows; {}: the letters of an example's sequences, B or BA."""
 
 
-class TaskBatches:
-    """Training batches: step s, row r is example `permuted[s · batch + r]` of an endless row of epochs, each of which
-    has every example once, in an order of its own.
+def task_fields(kind: str, family: Family, symmetric: bool = False, pair: bool = False) -> dict[str, str]:
+    """Returns the arrays of a task's batch. Where an example has several sequences (a choice's alternatives, the two
+    orders of a pair, the two texts of a pair where words are read), they are BAL: `task_fields("choice",
+    "bert")["mask"]` → `i32 BAL`.
 
-    Differs: the original shuffles within a buffer of 100 examples; here an epoch is shuffled whole.
+    Tokens lie in rows XY that sequences share: `packs` numbers these, `positions` is a token's place in its sequence,
+    and `begins` is where a sequence begins, over all rows one after the other. `mask` says how long each is.
     """
-
-    def __init__(
-        self,
-        store: ExampleStore,
-        tokenizer: Tokenizer,
-        config: DataConfig,
-        task: TaskConfig,
-        *,
-        family: Family,
-        seed: int,
-        parts: int = 1,
-        devices: int = 1,
-    ) -> None:
-        """Opens the training split.
-
-        Args:
-            store: the examples.
-            tokenizer: the model's vocabulary.
-            config: the run's data.
-            task: its task.
-            family: the model's family.
-            seed: of the order of the examples.
-            parts: microbatches of a batch.
-            devices: how many devices share a batch: of a microbatch's rows each has as many.
-        """
-        split = store.splits["train"]
-        self.fields = task_fields(store.kind, family, split.symmetric, store.pair)
-        self.tokenizer, self.batch, self.seed, self.split = tokenizer, config.batch, seed, split
-        self.config, self._cut_words = config, store.cut_words
-        self.examples_per_epoch = split.examples
-        self.rows_read = 0
-        weights_C = class_weights(task, store.labels, store.counts)
-        text, longest = TEXT_FAMILIES[family], sequence_length(config, split.longest)
-        self.length = longest
-        """Tokens of the longest sequences."""
-        self._parts, self._multiple = parts, parts * devices
-        self._features: FeatureFiles | None = None
-        self._orders: dict[int, I64] = {}
-        self._heights: dict[int, tuple[int, ...]] = {}
-        self._lock = threading.Lock()
-        args = (split, tokenizer, text, longest, weights_C, config.length)
-        self._tokens = None if text.reads_words else TokenReader(*args)
-        self._words = WordReader(*args) if text.reads_words else None
-        self.lengths = batch_lengths(split, longest, config.batch, shuffled=True) if text.reads_words else (longest,)
-        """Of words, the lengths of sequences: a batch has the least that holds its longest example."""
-        self.width = self._row_width() if self._tokens is not None else 0
-        """Tokens of a row that sequences share."""
-
-    def with_features(self, files: FeatureFiles, fields: dict[str, str]) -> "TaskBatches":
-        """Returns these batches with what a frozen backbone computes of their examples, the fields of its files, in
-        place of what it reads."""
-        # A shallow copy: both have the same reader, orders and lock.
-        other = copy.copy(self)
-        other._features, other.fields = files, {**without_rows(self.fields), **fields}
-        return other
-
-    def read(self, step: int, rows: I64 | None = None) -> Batch:
-        """Returns the rows (numbers within the batch, all of them if None) of the step's batch, in the order asked
-        for."""
-        rows = np.arange(self.config.batch_size_at(step)) if rows is None else np.asarray(rows, np.int64)
-        with self._lock:
-            self.rows_read += len(rows)
-        numbers = self._numbers(step)
-        if self._words is not None:
-            batch = self._words.read(numbers, rows, self.length_at(step), self.config.word_types)
-        else:
-            assert self._tokens is not None
-            batch = self._tokens.read(numbers, rows, None if self._features else self.packing(step))
-        return batch if self._features is None else self._features.add(batch, numbers[rows])
-
-    def length_at(self, step: int) -> int:
-        """Returns the tokens of the step's sequences."""
-        return self.length if self._words is None else self._words.length_of(self._numbers(step), self.lengths)
-
-    def size_at(self, step: int) -> StepSize:
-        """Returns the size of the step's batch."""
-        numbers = self._numbers(step)
-        if self._tokens is not None and self._features is None:
-            packing = self.packing(step)
-            return StepSize(len(packing.lengths), int(packing.lengths.sum()), packing.rows * packing.width)
-        # Of words the longer text of a pair counts for both.
-        length, each = self.length_at(step), self.split.sequences
-        tokens = int(np.minimum(self.split.tokens_of(numbers) + 2, length).sum()) * each
-        return StepSize(len(numbers) * each, tokens, len(numbers) * each * length)
-
-    def packing(self, step: int) -> Packing:
-        """Returns where the step's sequences lie in its rows."""
-        return self._packed(self._numbers(step), self.heights(self.config.batch_size_at(step)))
-
-    def heights(self, batch: int) -> tuple[int, ...]:
-        """Returns the numbers of rows that batches of so many examples have, but for rare ones that need more."""
-        if batch not in self._heights:
-            needed = [self._packed(numbers, ()).rows for numbers in self._sample(batch)]
-            steps = EPOCHS * self.examples_per_epoch // batch + 1
-            self._heights[batch] = choose_heights(needed, steps, self._multiple)
-        return self._heights[batch]
-
-    def _packed(self, numbers: I64, heights: tuple[int, ...]) -> Packing:
-        assert self._tokens is not None
-        lengths, each = self._tokens.lengths_of(numbers), self._tokens.each
-        return pack(lengths, self.width, heights, self._multiple, self._parts, each)
-
-    def _sample(self, batch: int) -> Iterator[I64]:
-        """Yields the examples of some batches, at least eight of them, in the order of the first epoch."""
-        for first in range(0, max(min(SAMPLE, 256 * batch), 8 * batch), batch):
-            yield self._order(0)[np.arange(first, first + batch) % self.examples_per_epoch]
-
-    def _row_width(self) -> int:
-        assert self._tokens is not None
-        # A microbatch fills rows of its own, and each device has as many of them.
-        groups = [self._tokens.lengths_of(numbers) for numbers in self._sample(-(-self.batch // self._parts))]
-        devices = self._multiple // self._parts
-        share = -(-max(int(lengths.sum()) for lengths in groups) // devices)
-        # The longest of all sequences, wherever it comes.
-        every = np.array([min(self.split.longest + 2, self.length)])
-        return row_width([*groups[:16], every], share, devices)
-
-    def _numbers(self, step: int) -> I64:
-        """Returns the examples of the step's batch."""
-        every = np.arange(self.config.batch_size_at(step))
-        places = self.config.examples_before(step) + every
-        # A batch at the end of an epoch goes on with the next one, and an epoch may be shorter than a batch.
-        epochs, within = np.divmod(places, self.examples_per_epoch)
-        numbers = np.empty(len(places), np.int64)
-        for e in np.unique(epochs).tolist():
-            mine = epochs == e
-            numbers[mine] = self._order(e)[within[mine]]
-        return numbers
-
-    def _order(self, e: int) -> I64:
-        with self._lock:
-            if e not in self._orders:
-                # Readers that run ahead meet at the border of two epochs: the neighbours' orders are kept, others not.
-                self._orders = {p: order for p, order in self._orders.items() if abs(p - e) == 1}
-                self._orders[e] = rng.permutation(rng.key(rng.EXAMPLE_ORDER, self.seed, e), self.examples_per_epoch)
-            return self._orders[e]
-
-    def notes(self) -> list[str]:
-        """Returns no notes."""
-        return []
-
-    def describe(self) -> str:
-        """Describes the training data, in a sentence."""
-        shape = f"{one_of(self.lengths)} tokens"
-        if self.split.spans is not None:
-            windows = f"{self.split.examples:,} windows of {shape}"
-            return f"{self.split.spans.count:,} questions in {windows}"
-        if self.split.windows != "off":
-            return f"{self.split.texts:,} texts in {self.split.examples:,} windows of {shape}"
-        longer = self.split.longer_than(self.length)
-        cut = f"; {longer:,} of them longer, and cut" if longer else ""
-        sequences = 2 if self.split.symmetric else self.split.choices
-        several = f"{'up to ' * self.split.has_absent()}{sequences} " if sequences > 1 else ""
-        words = f"; {counted(self._cut_words, 'word')} longer than {MAX_BYTES} bytes, cut" if self._cut_words else ""
-        return f"{self.split.examples:,} examples in {several}sequences of {shape}{cut}{words}{self._in_rows()}"
-
-    def _in_rows(self) -> str:
-        """Describes the rows that the sequences of a batch share."""
-        if self._tokens is None:
-            return ""
-        heights = self.heights(self.batch)
-        packed = [self._packed(numbers, heights) for numbers in self._sample(self.batch)]
-        ratio = sum(each.rows * each.width for each in packed) / sum(int(each.lengths.sum()) for each in packed)
-        rows = "1 row" if heights == (1,) else f"{one_of(heights)} rows"
-        return f"; {rows} of {self.width} tokens a batch, padding ratio {ratio:.2f}"
+    text = TEXT_FAMILIES[family]
+    # An example has one answer, however many sequences it has.
+    several = kind == "choice" or symmetric or (pair and text.reads_words)
+    own = "BA" if several else "B"
+    if text.reads_words:
+        sequences = {name: spec.replace("BL", own + "L") for name, spec in text.sequences.items()}
+        return {**sequences, **KINDS[kind].batch}
+    tokens = {**text.sequences, **text.own_tokens}
+    rows = {name: spec.replace("BL", "XY") for name, spec in tokens.items() if name != "mask"}
+    return {**rows, **{name: spec.format(own) for name, spec in PLACES.items()}, **KINDS[kind].batch}
 
 
 def without_rows(fields: dict[str, str]) -> dict[str, str]:
     """Returns the fields of a batch without the rows that sequences share."""
     return {name: spec for name, spec in fields.items() if not spec.endswith("XY") and name != "begins"}
+
+
+def sequence_length(config: DataConfig, longest: int) -> int:
+    """Returns the tokens of a sequence: of the longest example, rounded up to a multiple of 8, at most data.length."""
+    return int(padded(np.int64(longest), config.length))
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """What both kinds of sequences have in common: context from the document, and answers."""
+
+    split: ExampleSplit
+    tokenizer: Tokenizer
+    text: TextFamily
+    length: int
+    """L, the greatest length of a sequence."""
+    weights_C: NDArray[np.float32]
+    context_length: int
+    """Tokens of a sequence that is filled with context: data.length, whatever the longest example has."""
+
+    def __post_init__(self) -> None:
+        """Raises: DataError where the vocabulary lacks the family's special tokens, or a sequence has no room for
+        them."""
+        self.text.check_task_vocabulary(self.tokenizer)
+        if self.length < SHORTEST:
+            raise DataError(
+                f"data.length={self.length} has no room for a pair of texts and its special tokens; "
+                f"give at least {SHORTEST}"
+            )
+
+    def context(self, rows: Rows) -> tuple[I64, I64]:
+        """Returns how many tokens are read before and after each row's own: none, but of a sentence within its
+        document."""
+        split = self.split
+        if split.documents is None or split.tags is None:
+            return np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+        # + 2: the special tokens at the two ends of a sequence, which an ELMo counts too.
+        return context_tokens(rows, split.documents, split.tags, self.context_length - 2, at_ends=self.text.is_causal)
+
+    def _answers(self, rows: Rows, numbers: I64) -> Batch:
+        split, batch = self.split, dict[str, np.ndarray]()
+        if split.kind == "choice":
+            batch["choices"] = (~is_absent(rows)).reshape(-1, split.choices).astype(np.float32)
+        # One answer an example: its first row has it.
+        first = rows[:: split.choices]
+        answer, _ = KINDS[split.kind].answer
+        if answer == "label":
+            # -1, no label, becomes 0: predictions are made without one, and their loss is never read.
+            batch["labels"] = np.maximum(first["label"], 0).astype(np.int32)
+            batch["weights"] = self.weights_C[batch["labels"]]
+        elif answer == "value":
+            batch["targets"] = first["value"].astype(np.float32)
+        batch["valid"] = np.ones(len(first), np.float32)
+        return batch | self._spans(split.spans, numbers, rows) if split.spans is not None else batch
+
+    def _spans(self, spans: SpanSplit, numbers: I64, rows: Rows) -> Batch:
+        # A window whose answer no token spells teaches nothing: its weight is 0.
+        labels = spans.labels.read(numbers, np.ones(len(numbers), np.int64))
+        batch: Batch = {"weights": (labels["start"] != UNSPELLED).astype(np.float32)}
+        for field, end in (("starts", "start"), ("ends", "end")):
+            places = token_places(rows, labels[end].astype(np.int64), self.text.reads_words)
+            # Where the window holds no answer, start and end are place 0, as in the original ([CLS]).
+            batch[field] = np.where(labels[end] >= 0, places, 0).astype(np.int32)
+        return batch
+
+    def _tags(self, tags_BL: NDArray[np.int32]) -> Batch:
+        # Only the pieces that words are read at count; the others have the tag -1.
+        weights_BL = np.where(tags_BL >= 0, self.weights_C[np.maximum(tags_BL, 0)], 0).astype(np.float32)
+        return {"tags": tags_BL, "tag_weights": weights_BL}
+
+
+class TokenReader(_Reader):
+    """Sequences of tokens with special ones around them, several in a row (`data.packing`)."""
+
+    @property
+    def each(self) -> int:
+        """Sequences of an example."""
+        return 2 if self.split.symmetric else self.split.choices
+
+    def lengths_of(self, numbers: I64) -> I64:
+        """Returns the tokens of each sequence of these examples, as they are cut, with the special ones."""
+        pairs = self._pairs(self.split.take(numbers))[0]
+        # b_length is -1 where there is no second text, and no mark between two.
+        return pairs.a_length + pairs.b_length + 3
+
+    def _pairs(self, rows: Rows) -> tuple[SpanPairs, I64, I64]:
+        """Returns the sequences of examples as spans of tokens, how many tokens of context precede each row, and the
+        row's own tokens of the first text."""
+        # Where there is no second text, `b` is -1.
+        single = rows["b"] < 0
+        middle = np.where(single, rows["end"], rows["b"])  # where the first text ends
+        b_length, own = np.where(single, -1, rows["end"] - middle), middle - rows["a"]
+        # Context belongs to the first text: a tagged sentence has no second one.
+        before, after = self.context(rows)
+        pairs = SpanPairs(rows["a"] - before, before + own + after, middle, b_length, np.zeros(len(rows), bool))
+        # Both orders first: a pair and its reverse are each cut for themselves, since b gives on a tie.
+        pairs = truncate_longest_first(both_orders(pairs) if self.split.symmetric else pairs, self.length)
+        return pairs, before, own
+
+    def read(self, numbers: I64, chosen: I64, packing: Packing | None) -> Batch:
+        """Returns the examples with these numbers as a batch: of fields XY all rows, of the others the chosen examples.
+
+        Args:
+            numbers: the examples of the batch.
+            chosen: rows of the fields B, from 0 on; beyond the last example they repeat it.
+            packing: where the sequences lie; None: no fields XY, for batches that hold what a backbone computed.
+        """
+        split, each, length = self.split, self.each, self.length
+        rows = split.take(numbers)
+        pairs, before, own = self._pairs(rows)
+        marks = self.text.marks(self.tokenizer)
+        assert marks is not None  # the vocabulary was checked
+        fields = {**self.text.sequences, **self.text.own_tokens}
+        sequences, text_SL, _ = lay_out(split.tokens.read, pairs, marks, self.tokenizer.pad, length, fields)
+        if split.kind == "choice" and "next_weights" in sequences:
+            sequences["next_weights"][is_absent(rows)] = 0.0  # special tokens alone say nothing of the language
+        mask = sequences.pop("mask").reshape(len(numbers), each, length)
+        # Slots beyond the last example repeat it.
+        chosen = np.minimum(chosen, len(numbers) - 1)
+        batch: Batch = {}
+        if packing is not None:
+            batch = packed_batch(sequences, packing, self.tokenizer.pad)
+            batch["begins"] = packing.begins.astype(np.int32).reshape(-1, each)[chosen]
+        batch["mask"] = mask[chosen]
+        if not (split.kind == "choice" or split.symmetric):
+            batch |= {name: batch[name][:, 0] for name in ("begins", "mask") if name in batch}
+        batch |= self._answers(rows.reshape(-1, split.choices)[chosen].ravel(), numbers[chosen])
+        if split.tags is not None:
+            # Tags are stored in parallel to the tokens: the span that was read as text is read again as tags.
+            tags_BL = np.full(text_SL.shape, -1, np.int32)
+            tags_BL[text_SL] = split.tags.read(pairs.a_start, pairs.a_length)
+            batch |= self._tags(own_tags(tags_BL, before, own, 1)[chosen])
+        return batch
+
+
+class WordReader(_Reader):
+    """Sequences of words, a pair's texts as two sequences, or as one where an alternative is chosen.
+
+    data.length counts the begin and the end of a sentence, which an ELMo itself adds, so the arrays have two places
+    fewer. The arrays of static vectors have too, so that they read the same words.
+    """
+
+    def length_of(self, numbers: I64, lengths: Sequence[int]) -> int:
+        """Returns the length, one of several, that a batch of the examples with these numbers is padded to."""
+        # Of a single length the examples need not be looked at.
+        return length_for(tuple(lengths), self.split.tokens_of(numbers)) if lengths[1:] else lengths[0]
+
+    def read(self, numbers: I64, chosen: I64, length: int, types: int) -> Batch:
+        """Returns the examples with these numbers as a batch, or the chosen rows of it.
+
+        The whole batch decides the length and, where words are read by their characters, the table `types`: every
+        device has the same.
+
+        Args:
+            numbers: the examples of the batch.
+            chosen: rows, from 0 on.
+            length: of the batch.
+            types: rows for distinct words; 0: as many as there could be.
+        """
+        split, rows = self.split, self.split.take(numbers)
+        # Where the texts are among the tokens, and how much of each is read.
+        words, texts = length - 2, 2 if split.pair else 1
+        middle = np.where(rows["b"] < 0, rows["end"], rows["b"])
+        own, (before, after) = middle - rows["a"], self.context(rows)
+        starts = np.stack([rows["a"] - before, middle], 1)[:, :texts].ravel()
+        lengths = np.stack([before + own + after, rows["end"] - middle], 1)[:, :texts]
+        if split.layout == "joined":
+            # Both are in one sequence: the longer one gives first, as where special tokens separate them.
+            lengths = np.stack(kept_tokens(lengths[:, 0], lengths[:, 1], words), 1)
+            texts = split.choices
+        lengths = np.minimum(lengths, words).ravel()
+        # All rows are read, also where a few are chosen: the distinct words of the whole batch make its table.
+        count = len(numbers) * texts
+        # Room for a batch in which every word is distinct.
+        size = types or count * words + FIRST_WORD
+        if split.char_ids is None:
+            batch, table = word_lines(split.tokens.read, starts, lengths, words, count), {}
+        else:
+            batch = elmo_words(split.tokens.read, starts, lengths, split.char_ids, words, size, count)
+            table = {"types": batch.pop("types")}
+        # As [examples, texts, words]; then the chosen rows, without the dim of texts where there is one text.
+        sequences = {name: x.reshape(len(numbers), texts, words) for name, x in batch.items()}
+        sequences = {name: x[chosen] if split.pair else x[chosen, 0] for name, x in sequences.items()}
+        answers = self._answers(rows.reshape(len(numbers), split.choices)[chosen].ravel(), numbers[chosen])
+        if split.tags is not None:
+            tags_BL = np.full((len(numbers), words), -1, np.int32)
+            tags_BL[batch["mask"] > 0] = split.tags.read(starts, lengths)
+            answers |= self._tags(own_tags(tags_BL, before, own, 0)[chosen])
+        return {**table, **sequences, **answers}
 
 
 class HeldOutTask:
@@ -250,8 +299,8 @@ class HeldOutTask:
         # `count` is of what the user gave, texts or questions; `steps` go over their windows.
         self.count = split.count
         self.rows_read = 0
-        # All labels weigh the same, unless the caller says otherwise.
         self._lock = threading.Lock()
+        # All labels weigh the same, unless the caller says otherwise.
         ones_C = np.ones(max(len(split.labels), 1), np.float32)
         # Of few lengths, since each is a program for whoever predicts one file after the other.
         self.length = (
@@ -270,16 +319,21 @@ class HeldOutTask:
         # The examples of each batch, and where their sequences lie; and which batches end a window.
         self._plan: list[tuple[I64, Packing | None]] = []
         self._ends = set[int]()
-        if self._words is not None:
-            assert not isinstance(shape, Shape)
-            self.shape: Shape | tuple[int, ...] = shape or batch_lengths(split, self.length, batch, shuffled=False)
-            self.length = self.shape[-1]
-            self._plan_words(self.shape)
-        else:
-            packed = shape if isinstance(shape, Shape) else self.shape_for(batch, devices)
-            self.shape = packed
-            self._plan_tokens(packed, devices)
+        self.shape = self._planned(shape, devices)
+        """The rows of a batch, or the lengths of sequences of words."""
         self.steps = len(self._plan)
+
+    def _planned(self, shape: Shape | tuple[int, ...], devices: int) -> Shape | tuple[int, ...]:
+        """Plans the batches. Returns their shape."""
+        if self._words is None:
+            packed = shape if isinstance(shape, Shape) else self.shape_for(self.batch, devices)
+            self._plan_tokens(packed, devices)
+            return packed
+        assert not isinstance(shape, Shape)
+        lengths = shape or batch_lengths(self.split, self.length, self.batch, shuffled=False)
+        self.length = lengths[-1]
+        self._plan_words(lengths)
+        return lengths
 
     def shape_for(self, batch: int, devices: int = 1) -> Shape:
         """Returns the shape that suits the examples, for batches of about so many."""

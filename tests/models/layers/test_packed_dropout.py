@@ -67,12 +67,12 @@ def test_a_kernel_draws_the_masks_of_the_reference(kernel: ModuleType, causal: b
         bias = jnp.minimum(bias, jnp.where(place[:, None] >= place[None], 0.0, HIDDEN)[None, None])
     inside = (packs > 0)[:, :, None, None]
 
-    def of_kernel(*qkv: Any) -> jax.Array:
+    def of_kernel(q: Any, k: Any, v: Any) -> jax.Array:
         mask = AttentionMask(packs_BL=packs, causal=causal)
-        return flash.attend(*qkv, mask, dropped, kernel=kernel, interpret=True)
+        return flash.attend(q, k, v, mask, dropped, kernel=kernel, interpret=True)
 
-    def of_reference(*qkv: Any) -> jax.Array:
-        return reference_attend(*qkv, bias, dropped)
+    def of_reference(q: Any, k: Any, v: Any) -> jax.Array:
+        return reference_attend(q, k, v, bias, dropped)
 
     for function in (lambda f: f(q, k, v) * inside, lambda f: jax.vjp(f, q, k, v)[1](dy * inside)):
         pairs = zip(*map(jax.tree.leaves, (function(of_kernel), function(of_reference))), strict=True)

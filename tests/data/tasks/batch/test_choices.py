@@ -15,7 +15,8 @@ from contexture.data.errors import DataError
 from contexture.data.families.registry import TEXT_FAMILIES
 from contexture.data.packing import apart
 from contexture.data.tasks.batch.answer_rules import AnswerRules
-from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches
+from contexture.data.tasks.batch.batches import HeldOutTask
+from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tasks.read.examples import ChoiceExample
 from contexture.data.tasks.read.read_examples import examples

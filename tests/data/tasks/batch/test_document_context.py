@@ -14,8 +14,9 @@ from contexture.data.config import DataConfig, Family, TaskConfig
 from contexture.data.describe import describe
 from contexture.data.errors import DataError
 from contexture.data.packing import Shape, apart
-from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches
+from contexture.data.tasks.batch.batches import HeldOutTask
 from contexture.data.tasks.batch.document_context import chunks_in_documents
+from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.data.tasks.encode import encode_examples
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tasks.encode.example_tokens import encode_chunk, in_memory, reader, with_context

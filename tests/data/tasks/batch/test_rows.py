@@ -12,7 +12,8 @@ from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.layouts import bert_texts
 from contexture.data.packing import Shape, apart
 from contexture.data.tasks.batch import batches as module
-from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches
+from contexture.data.tasks.batch.batches import HeldOutTask
+from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tasks.read.examples import ChoiceExample, Example, Text
 from contexture.data.tasks.store.example_store import ExampleStore

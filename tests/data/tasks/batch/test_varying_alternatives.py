@@ -13,7 +13,8 @@ from contexture.data.batches import check_fields
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.describe import describe
 from contexture.data.errors import DataError
-from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches, task_fields
+from contexture.data.tasks.batch.batches import HeldOutTask, task_fields
+from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.data.tasks.encode import encode_examples
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tasks.encode.example_tokens import encode_chunk, in_memory

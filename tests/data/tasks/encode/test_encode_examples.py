@@ -17,7 +17,8 @@ from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import bert_texts
 from contexture.data.packing import apart
-from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches, sequence_length
+from contexture.data.tasks.batch.batches import HeldOutTask, sequence_length
+from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tasks.encode.example_tokens import encode_chunk, in_memory, same_shape
 from contexture.data.tasks.encode.word_alignment import cut_words

@@ -11,7 +11,8 @@ import pytest
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.errors import DataError
 from contexture.data.packing import apart
-from contexture.data.tasks.batch.batches import HeldOutTask, TaskBatches
+from contexture.data.tasks.batch.batches import HeldOutTask
+from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tasks.read.answers import check_placed
 from contexture.data.tasks.read.examples import Answer, QuestionExample
