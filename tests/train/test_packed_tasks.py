@@ -28,6 +28,7 @@ from contexture.train.step import create, train_step
 from tests.data.tasks.batch.test_gpt_layout import LETTERS, WORDS
 from tests.helpers.commands import devices
 from tests.helpers.long import long
+from tests.helpers.parity_rule import worst
 from tests.helpers.random_runs import random_parameters
 
 SIZES: dict[str, Any] = {"vocab": 32, "length": 32, "layers": 2, "hidden": 16, "heads": 2, "ffn": 32, "dropout": 0.3}
@@ -119,30 +120,46 @@ def computed(model: Model, objective: Objective, params: Any, batch: Any, seed: 
     return value, gradient, predictions
 
 
-def close(one: Any, other: Any, tolerance: float = 1e-5) -> None:
-    """All arrays of two trees are equal, relative to the largest number of each tree's array."""
-    largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(one))
+def assert_same(one: Any, other: Any, tolerance: float = 2e-5) -> None:
+    """All arrays of two trees are near, by the largest number of the tree, 1 at most; what is absent is -inf in both."""
+    scale = min(max(float(jnp.abs(jnp.where(x == -jnp.inf, 0, x)).max()) for x in jax.tree.leaves(one)), 1.0)
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        finite = jnp.isfinite(a)
-        assert (finite == jnp.isfinite(b)).all()
-        np.testing.assert_allclose(
-            np.where(finite, a, 0), np.where(finite, b, 0), rtol=tolerance, atol=tolerance * min(largest, 1.0)
-        )
+        absent = a == -jnp.inf
+        assert (absent == (b == -jnp.inf)).all()
+        a, b = jnp.where(absent, 0, a), jnp.where(absent, 0, b)
+        difference = jnp.abs(a - b) / (scale + jnp.abs(a))
+        assert worst([difference.max()]) <= tolerance
 
 
-@pytest.mark.parametrize("seed", [None, 4], ids=["no dropout", "dropout"])
-@pytest.mark.parametrize("family", MODELS)
-@pytest.mark.parametrize("case", CASES)
+STEPS = [
+    (case, family, seed)
+    for case in CASES
+    for family in MODELS
+    for seed in (None, 4)
+    if (case, family) != ("both orders", "bert")
+]
+QUICK = [
+    ("classify", "bert", 4),
+    ("tag", "gpt2", 4),
+    ("choice", "gpt", 4),
+    ("span", "bert", None),
+    ("both orders", "gpt", 4),
+    ("classify on a mix", "bert", 4),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "family", "seed"), [*QUICK, *long(*(step for step in STEPS if step not in QUICK))], ids=str
+)
 def test_a_step_of_packed_rows_is_one_of_sequences_alone(case: str, family: str, seed: int | None, tmp_path: Path):
-    if case == "both orders" and family == "bert":
-        pytest.skip("a GPT's alone")
-    run, model, objective, batches = opened(case, family, tmp_path)
+    """With a seed, under dropout."""
+    _, model, objective, batches = opened(case, family, tmp_path)
     packed = batches.read(2)
     alone = apart(packed)
     assert packed["tokens"].size <= alone["tokens"].size
     params = random_parameters(model, arrays(packed), deviation=0.3)
     expected = computed(model, objective, params, arrays(alone), seed)
-    close(expected, computed(model, objective, params, arrays(packed), seed), 2e-5)
+    assert_same(expected, computed(model, objective, params, arrays(packed), seed))
 
 
 def losses(case: str, family: str, folder: Path, parts: int = 1, count: int = 1) -> list[float]:
@@ -169,7 +186,7 @@ def losses(case: str, family: str, folder: Path, parts: int = 1, count: int = 1)
 )
 def test_losses_depend_on_neither_microbatches_nor_devices(case: str, family: str, tmp_path: Path):
     expected = losses(case, family, tmp_path / "one")
-    for parts, count in ((2, 1), (1, 8), (2, 8)):
+    for parts, count in ((2, 8),) if case == "classify" else ((2, 1), (1, 8), (2, 8)):
         assert losses(case, family, tmp_path / f"{parts}-{count}", parts, count) == pytest.approx(expected, rel=2e-5)
 
 
