@@ -121,7 +121,7 @@ def computed(model: Model, objective: Objective, params: Any, batch: Any, seed: 
 
 
 def assert_same(one: Any, other: Any, tolerance: float = 2e-5) -> None:
-    """All arrays of two trees are near, by the largest number of the tree, 1 at most; what is absent is -inf in both."""
+    """All arrays of two trees are near, by the largest number of the tree, 1 at most; absent ones are -inf in both."""
     scale = min(max(float(jnp.abs(jnp.where(x == -jnp.inf, 0, x)).max()) for x in jax.tree.leaves(one)), 1.0)
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         absent = a == -jnp.inf
