@@ -12,7 +12,7 @@ import numpy as np
 from contexture.analysis.options import EmbedOptions
 from contexture.analysis.pooling import POOLINGS, Pool
 from contexture.data.binary_files import I64
-from contexture.data.bucketing import bucket, check_batch, chunks, power_of_two, sorted_batches, windows
+from contexture.data.bucketing import check_batch, chunks, power_of_two, sorted_batches, windows
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.families.splitting import SplitWords, Units
@@ -29,6 +29,8 @@ from contexture.train.run.trained_length import ANY_LENGTH, LengthWatch
 
 logger = logging.getLogger(__name__)
 
+_TOGETHER = 8
+"""Sentences that are pooled at a time."""
 _Fields: TypeAlias = tuple[list[int], Batch]
 """The places of a batch's sentences in their window, and its arrays."""
 _Window: TypeAlias = tuple[Sequence[Units], Iterator[_Fields]]
@@ -129,13 +131,13 @@ def embed(
         trained.check(max(map(len, window)))
         # Results replace their sentences in place, so that they come out in the order of the input.
         vectors = list[np.ndarray](window)  # pyright: ignore[reportArgumentType]  # each is replaced
-        before: tuple[list[int], jax.Array] | None = None
+        before: tuple[list[int], Batch, jax.Array] | None = None
         for places, fields in plan:
             cancel.check()
             arrays, carry = _states(config, what, backbone, fields, carry)
             # A batch is fetched once the next is enqueued, so that the device does not wait for the host.
             _put(vectors, window, before)
-            before = places, arrays
+            before = places, fields, arrays
         _put(vectors, window, before)
         yield from vectors
 
@@ -166,31 +168,40 @@ class _Layout:
 
     def in_rows(self) -> Iterator[_Window]:
         """Sentences of tokens: several in a row."""
-        shape, longest = None, 0
+        shape = None
         for window in windows(self.sentences, self.batch, self.floats):
             lengths = np.array([len(units) for units in window], np.int64)
             # The first window sets the shape of later ones, unless these have a longer sentence.
-            if shape is None or lengths.max() > longest:
+            if shape is None or lengths.max() > shape.width:
                 shape = Shape.for_lengths(np.maximum(lengths, 1), self.batch)
-                longest = min(bucket(int(lengths.max())), max(shape.width, 1))
-            yield window, self._filled(window, lengths, shape, longest)
+            yield window, self._filled(window, lengths, shape)
 
-    def _filled(self, window: Sequence[Units], lengths: I64, shape: Shape, longest: int) -> Iterator[_Fields]:
+    def _filled(self, window: Sequence[Units], lengths: I64, shape: Shape) -> Iterator[_Fields]:
         assert not isinstance(self.tokenizer, OpenVocabulary)
         for numbers, packing in fill(lengths, shape):
-            fields = self._lines([window[n] for n in numbers], 0, longest)
+            fields = self._lines([window[n] for n in numbers], 0, shape.width)
             yield numbers.tolist(), in_rows(fields, packing, shape.slots, self.tokenizer.pad)
 
     def _lines(self, sentences: Sequence[Units], rows: int, length: int) -> Batch:
         return text_family(self.config).lines(sentences, rows, self.tokenizer, self.config.length, length)
 
 
-def _put(vectors: list[np.ndarray], window: Sequence[Units], computed: tuple[list[int], jax.Array] | None) -> None:
-    """Puts the vectors of a batch, [layers, B, L, D] or [layers, B, D], at the places of its sentences."""
+def _put(
+    vectors: list[np.ndarray], window: Sequence[Units], computed: tuple[list[int], Batch, jax.Array] | None
+) -> None:
+    """Puts the vectors of a batch at the places of its sentences: [layers, B, D] of sentences, [layers, B, L, D] or
+    [layers, X, Y, D] of their units."""
     if computed is None:
         return
-    places, array = computed
+    places, fields, array = computed
     array = np.asarray(jax.device_get(array), np.float32)
+    if array.ndim == 4 and "begins" in fields:
+        # The sentences of all rows, one after the other.
+        array = array.reshape(len(array), -1, array.shape[-1])
+        for begin, place in zip(fields["begins"].tolist(), places, strict=False):
+            # A copy: a view would keep the whole batch.
+            vectors[place] = array[:, begin : begin + len(window[place])].copy()
+        return
     for row, place in enumerate(places):
         own = array[:, row]
         vectors[place] = own[:, : len(window[place])] if own.ndim == 3 else own
@@ -206,13 +217,38 @@ def _states(
     """
     layers, pool = what
     model = build(config)  # the backbone alone
-    outputs, variables = model.apply({"params": params, "carry": carry}, batch, states=True, mutable=["carry"])
+    read = dict(batch)
+    if "begins" in batch:
+        # Rows as they are: a row for each sentence would be many times as large where one sentence is long.
+        read = {name: x for name, x in batch.items() if name not in ("begins", "mask")}
+        read["mask"] = (read["packs"] > 0).astype(jax.numpy.int32)
+    outputs, variables = model.apply({"params": params, "carry": carry}, read, states=True, mutable=["carry"])
     assert isinstance(outputs, Outputs)
     states = outputs.encoding.states
     stacked = jax.numpy.stack([states[n] for n in layers])
     if pool != "none":
-        stacked = _pooled(stacked, jax.numpy.asarray(batch["mask"]).sum(1), pool, text_family(config).marks_ends)
+        count_B, ends = jax.numpy.asarray(batch["mask"]).sum(1), text_family(config).marks_ends
+        if "begins" in batch:
+            stacked = _pooled_rows(stacked, jax.numpy.asarray(batch["begins"]), count_B, pool, ends)
+        else:
+            stacked = _pooled(stacked, count_B, pool, ends)
     return stacked, dict(variables).get("carry", {})
+
+
+def _pooled_rows(states_NXYD: jax.Array, begins_B: jax.Array, count_B: jax.Array, pool: str, ends: bool) -> jax.Array:
+    """As `_pooled`, of sentences that share rows: a few of them at a time, so that little is taken out of the rows."""
+    N, _, Y, D = states_NXYD.shape
+    tokens_NTD = states_NXYD.reshape(N, -1, D)
+    some = min(_TOGETHER, len(begins_B))
+
+    def of_some(part: tuple[jax.Array, jax.Array]) -> jax.Array:
+        begins, counts = part
+        at = jax.numpy.minimum(begins[:, None] + jax.numpy.arange(Y)[None], tokens_NTD.shape[1] - 1)
+        return _pooled(tokens_NTD[:, at], counts, pool, ends)
+
+    # Slots are a power of two, or a multiple of eight.
+    pooled = jax.lax.map(of_some, (begins_B.reshape(-1, some), count_B.reshape(-1, some)))
+    return pooled.swapaxes(0, 1).reshape(N, -1, D)
 
 
 def _pooled(states_NBLD: jax.Array, count_B: jax.Array, pool: str, ends: bool) -> jax.Array:

@@ -12,7 +12,7 @@ from contexture.models.config import ModelConfig
 from contexture.models.encoding import Encoding
 from contexture.models.heads.linear_head import LinearHead
 from contexture.models.layers.dropout import DropoutKey, repeat_for_choices
-from contexture.models.layers.packed_rows import PACKED, encoding_apart, of_rows
+from contexture.models.layers.packed_rows import PACKED, apart, encoding_apart, of_rows
 from contexture.models.layers.stacked import stack_layers
 from contexture.models.shapes import by_path
 
@@ -83,7 +83,7 @@ class Model(nn.Module):
         # To the backbone the alternatives of a choice are B·A independent sequences.
         folded = {name: _fold_choices(x) for name, x in batch.items()}
         # An ELMo has no tokens: its batches hold each word's row in the table of distinct words.
-        packed = PACKED in batch and "states" not in batch and "pooled" not in batch
+        packed = PACKED in batch
         # Only the lanes of an ELMo's pretraining have no mask.
         mask = batch.get("mask")
         choices = mask.shape[1] if mask is not None and mask.ndim == 3 else 1
@@ -97,18 +97,21 @@ class Model(nn.Module):
         if packed:
             folded["begins"] = folded["begins"].reshape(-1)
             # Drawn by sequence and place: packing changes no mask.
-            if key is not None:
-                key = dataclasses.replace(key, packs_XY=batch["packs"], positions_XY=batch["positions"])
-            rows = self.backbone(of_rows(folded), key, states=states)
+            rows = self.backbone(of_rows(folded), _packed_key(key, batch), states=states)
             encoding = encoding_apart(rows, folded)
         else:
             encoding = self._stored_encoding(folded) if stored else self.backbone(folded, key, states=states)
         encoding = dataclasses.replace(encoding, choices=choices)
         # Heads draw dropout above a frozen backbone too: they are what is trained.
-        outputs = {
-            name: head(encoding if rows is None or isinstance(head, LinearHead) else rows, folded, dropout_key)
-            for name, head in run.items()
-        }
+        outputs: dict[str, HeadOutput] = {}
+        for name, head in run.items():
+            if rows is None or (isinstance(head, LinearHead) and not head.by_token):
+                outputs[name] = head(encoding, folded, dropout_key)
+            elif isinstance(head, LinearHead):
+                # Logits are few numbers a token: they are taken out of the rows, and not the states that they come of.
+                outputs[name] = apart(head(rows, folded, _packed_key(dropout_key, batch)), folded)
+            else:
+                outputs[name] = head(rows, folded, dropout_key)
         # The raw weights before their softmax, as in the original's l2_coef.
         weights = [
             x
@@ -144,6 +147,11 @@ class Model(nn.Module):
         for place, layer in enumerate(read):
             states[layer] = batch["states"][:, place]
         return Encoding(states[-1], mask_BL, batch.get("pooled"), tuple(states))
+
+
+def _packed_key(key: DropoutKey | None, batch: dict[str, jax.Array]) -> DropoutKey | None:
+    """Returns the key with which sequences that share rows have the masks of a row each."""
+    return key and dataclasses.replace(key, packs_XY=batch["packs"], positions_XY=batch["positions"])
 
 
 def _fold_choices(x: jax.Array) -> jax.Array:

@@ -53,6 +53,8 @@ class LinearHead(nn.Module):
     dtype: DTypeLike
     rate: float = 0.0
     reads_pooled = False
+    by_token = False
+    """Whether it maps each token by itself, so that sequences may share rows."""
 
     def layers_read(self, layers: int) -> tuple[int, ...]:
         """Returns which states of a backbone of so many layers the head reads (0: the embeddings), ascending."""

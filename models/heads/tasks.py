@@ -40,6 +40,8 @@ class PooledHead(LinearHead):
 class TokenHead(LinearHead):
     """linear(dropout(hidden)) for each token: Encoding → float32 BLC (section 5.3)."""
 
+    by_token = True
+
     @nn.compact
     def __call__(
         self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
@@ -52,6 +54,8 @@ class SpanHead(LinearHead):
 
     There is no dropout, as in the original (run_squad.py, create_model; section 4.2).
     """
+
+    by_token = True
 
     @nn.compact
     def __call__(
