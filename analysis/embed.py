@@ -118,7 +118,7 @@ def embed(
     config = replace(config, stateful=how.stateful) if config.is_recurrent else config
     # The backbone alone: heads are neither compiled nor passed to the device.
     backbone, what = {"backbone": params["backbone"]}, (numbers, how.pool)
-    # The numbers that a unit's result takes in memory, which bound the window that is sorted by length.
+    # The numbers that a unit's result takes in memory, which bound the window that batches are made of.
     width = len(numbers) * config.width
 
     def floats(units: Units) -> int:

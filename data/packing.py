@@ -217,10 +217,13 @@ class Shape:
         total, count = int(lengths.sum()), len(lengths)
         # On several devices each has a row at least.
         width = row_width(
-            [lengths[:SAMPLE], lengths.max(keepdims=True)], -(-total * min(batch, count) // count // multiple)
+            [lengths[:: max(count // SAMPLE, 1)], lengths.max(keepdims=True)],
+            -(-total * min(batch, count) // count // multiple),
         )
         # As many tokens as `batch` sequences have, but no more rows than there is text for.
-        rows = min(max(round(total / count * batch / width), 1), int(best_fit(lengths, width).max() + 1))
+        # What is less than a batch has a power of two: who asks for few texts again and again compiles few programs.
+        all_rows = power_of_two(int(best_fit(lengths, width).max() + 1))
+        rows = min(max(round(total / count * batch / width), 1), all_rows)
         rows = -(-rows // multiple) * multiple
         # Some rows hold more short texts than others: room for half as many again.
         slots = min(power_of_two(count), -(-3 * rows * width * count // (2 * total) // 8) * 8)

@@ -82,7 +82,6 @@ class Model(nn.Module):
         run = self.heads if only is None else {name: self.heads[name] for name in only}
         # To the backbone the alternatives of a choice are B·A independent sequences.
         folded = {name: _fold_choices(x) for name, x in batch.items()}
-        # An ELMo has no tokens: its batches hold each word's row in the table of distinct words.
         packed = PACKED in batch
         # Only the lanes of an ELMo's pretraining have no mask.
         mask = batch.get("mask")

@@ -7,7 +7,6 @@ from typing import NoReturn, TypedDict
 
 import jax
 
-from contexture.data.pretraining.sentence_pairs import PairBatches
 from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.models.layers.stacked import unstack_layers
 from contexture.train.checkpoints.manager import Checkpoints
@@ -59,8 +58,8 @@ class Session:
         run, mesh, batches = self.parts.run, self.parts.mesh, self.parts.batches
         self.start = self.done = int(self.state.step)
         self.evaluation = evaluation_step(self.parts.model, self.parts.objective, mesh)
-        # The texts of a task and pairs of sentences differ in length; windows and lanes all have data.length.
-        size_at = batches.size_at if isinstance(batches, TaskBatches | PairBatches) else None
+        # The texts of a task differ in length; a pretraining's sequences all have data.length.
+        size_at = batches.size_at if isinstance(batches, TaskBatches) else None
         self.meter = ThroughputMeter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, self.start, size_at)
 
     @property

@@ -57,8 +57,7 @@ def computed_features(
 ) -> Iterator[SpanFeatures]:
     """Gives the features of sentences within the block.
 
-    Sentences are read alone, sorted by length, by one compiled program for each length. One with more tokens than the
-    model takes is left out.
+    Each sentence is read alone (`analysis.embed`). One with more tokens than the model takes is left out.
 
     Args:
         sentences: the origin of each, file:line, by its words.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from contexture.data import rng
 from contexture.data.binary_files import I64
 from contexture.data.cancel import NEVER, CancelToken
-from contexture.data.config import DataConfig, StepSize
+from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, SpanPairs, bert_marks, lay_out, truncate_randomly
 from contexture.data.pretraining.masking import Masking, bert_masking
@@ -352,14 +352,6 @@ class PairBatches:
         for."""
         rows = np.arange(self.config.batch_size_at(step)) if rows is None else np.asarray(rows, np.int64)
         return self.sequences(self.config.examples_before(step) + rows)
-
-    def size_at(self, step: int) -> StepSize:
-        """Returns the size of a step's batch."""
-        numbers = self.config.examples_before(step) + np.arange(self.config.batch_size_at(step))
-        pairs = self.stream.pairs(numbers)
-        # Three special tokens around a pair that is cut to the length.
-        tokens = int(np.minimum(pairs.a_length + pairs.b_length + 3, self.length).sum())
-        return StepSize(len(numbers), tokens, len(numbers) * self.length)
 
     def sequences(self, numbers: I64) -> Batch:
         """Returns the sequences with these numbers as a batch: planned, cut to length, laid out and masked."""

@@ -168,8 +168,7 @@ class WeightDropout(NamedTuple):
         rate: the share of weights that become 0.
         key: the key of the step's masks; None: no dropout.
         site: which of the model's dropouts this is.
-        longest: the greatest of several lengths that sequences are padded to, in which weights are numbered; 0: there
-            is one length.
+        longest: the longest sequence of the model, in which weights are numbered; 0: the length of the array.
     """
 
     rate: float = 0.0

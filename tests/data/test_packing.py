@@ -263,8 +263,10 @@ def test_a_shape_has_room_for_its_sequences(given, batch, multiple):
     assert list(shape.heights) == sorted(shape.heights) and shape.heights[0] >= 1 and shape.slots >= 1
     assert all(n % multiple == 0 for n in (*shape.heights, shape.slots))
     assert shape == Shape.for_lengths(lengths[::-1].copy(), batch, multiple)
-    # About as many tokens as so many sequences have, and no more rows than all want; but a row for each device.
-    rows = min(round(lengths.mean() * batch / shape.width), best_fit(lengths, shape.width).max() + 1)
+    # About as many tokens as so many sequences have, and no more rows than all want, to a power of two; but a row for
+    # each device.
+    wanted = 1 << int(best_fit(lengths, shape.width).max()).bit_length()
+    rows = min(round(lengths.mean() * batch / shape.width), wanted)
     assert rows <= shape.heights[-1] < max(rows, 1) + multiple
 
 

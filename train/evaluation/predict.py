@@ -144,7 +144,8 @@ class Predictor:
         self.truncated = 0
         """Number of examples so far that were longer than the model's sequences, or whose question was cut."""
         self._several: tuple[int, ...] = ()
-        self._shape: Shape | None = None
+        self._shape: tuple[Shape, float] | None = None
+        """The rows of the last large chunk, and the tokens of its sequences on average."""
         self._step = evaluation_step(self.loaded.model, objective_of(self.run), self.mesh)
 
     def __call__(self, texts: Sequence[object]) -> list[Prediction]:
@@ -246,7 +247,7 @@ class Predictor:
         cut = np.concatenate([split.are_longer(part, limit) for part in split.parts()]).tolist()[: split.count]
         cut = encoded.spans.cut if encoded.spans else cut
         self.truncated += sum(cut)
-        # A few examples make a small batch, rounded up to a power of two so that few programs are compiled.
+        # A few examples make a small batch, of a power of two: few programs are compiled.
         batch = meshes.round_up_to_devices(self.mesh, min(self.batch, power_of_two(split.examples)))
         held_out = HeldOutTask(
             split,
@@ -259,7 +260,7 @@ class Predictor:
         ).with_rules(self.rules)
         if not self.run.text.reads_words and split.examples >= self.batch:
             assert isinstance(held_out.shape, Shape)
-            self._shape = held_out.shape
+            self._shape = held_out.shape, _mean_tokens(split)
         # From here on as in an evaluation: batches, the same compiled step, records in the order of the examples.
         collector = collector_of(held_out, labelled=False)
         with meshes.use(self.mesh, self.run.model.dtype):
@@ -277,11 +278,12 @@ class Predictor:
     def _rows(self, split: ExampleSplit) -> Shape | tuple[()]:
         """Returns the rows of a chunk's batches: the ones of the first large chunk, so that later ones are compiled for
         nothing new; () for what suits the chunk."""
-        shape = self._shape
-        if shape is None or split.examples < self.batch:
+        if self._shape is None or split.examples < self.batch:
             return ()
-        # A later chunk may have longer sequences.
-        return shape if shape.width >= min(split.longest + 2, self.run.data.length) else ()
+        shape, mean = self._shape
+        # A later chunk may have a longer sequence, or texts for which other rows are better.
+        fits = shape.width >= min(split.longest + 2, self.run.data.length)
+        return shape if fits and 2 / 3 <= _mean_tokens(split) / mean <= 3 / 2 else ()
 
     def _lengths(self, split: ExampleSplit, batch: int) -> tuple[int, ...]:
         """Returns the lengths of a chunk's batches: for a few examples, their bucket. The first chunk with several
@@ -296,6 +298,10 @@ class Predictor:
             self._several = batch_lengths(split, longest, batch, shuffled=False)
         # A later chunk may have longer examples.
         return self._several if longest <= self._several[-1] else (*self._several[1:], limit)
+
+
+def _mean_tokens(split: ExampleSplit) -> float:
+    return float(np.mean([split.tokens_of(part).mean() for part in split.parts()])) + 2
 
 
 def predict_file(

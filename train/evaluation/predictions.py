@@ -64,7 +64,8 @@ class PredictionCollector:
     def add(self, step: int, predictions: dict[str, np.ndarray]) -> Iterator[Prediction]:
         """Takes the predictions of a batch, and yields {"id": "dev.tsv:7", …} for each complete example, in order.
 
-        If batches are sorted by length, nothing comes until the last batch of a window, and then all its examples.
+        Batches are put together within a window: nothing comes until the last one of a window, and then all its
+        examples.
         """
         # Examples are scored in their own order, whatever order batches came in.
         if (ready := self._order.add(step, predictions)) is None:

@@ -108,7 +108,7 @@ class ThroughputMeter:
         # The formula counts a backbone that is trained: with stored features it would promise too much.
         peak = None if run.reads_features else peak_flops(device_kind)
         self._size_at = size_at or run.data.size_at
-        # Windows and lanes of text have no padding, and stored features are read without any.
+        # Sequences of text have next to no padding, and stored features are read without any.
         self._has_padding = size_at is not None and not run.reads_features
         sizes, training_flops = batch_sizes(run, 1), family_of(run.model).training_flops
         # length → seconds that all devices together need for one such sequence at their peak. Cached: there are few

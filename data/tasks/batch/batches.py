@@ -167,15 +167,16 @@ class TokenReader(_Reader):
         pairs = truncate_longest_first(both_orders(pairs) if self.split.symmetric else pairs, self.length)
         return pairs, before, own
 
-    def read(self, numbers: I64, chosen: I64, packing: Packing | None) -> Batch:
+    def read(self, numbers: I64, chosen: I64, packing: Packing | None, length: int) -> Batch:
         """Returns the examples with these numbers as a batch: of fields XY all rows, of the others the chosen examples.
 
         Args:
             numbers: the examples of the batch.
             chosen: rows of the fields B, from 0 on; beyond the last example they repeat it.
             packing: where the sequences lie; None: no fields XY, for batches that hold what a backbone computed.
+            length: L, of the fields BL.
         """
-        split, each, length = self.split, self.each, self.length
+        split, each = self.split, self.each
         rows = split.take(numbers)
         pairs, before, own = self._pairs(rows)
         marks = self.text.marks(self.tokenizer)
@@ -312,7 +313,7 @@ class HeldOutTask:
         args = (split, tokenizer, self.text, self.length, ones_C if weights_C is None else weights_C, config.length)
         self._features: FeatureFiles | None = None
         self.batch = batch
-        """For how many examples the arrays of a batch have room."""
+        """For how many examples the arrays of a batch have room. Of tokens as many share a batch as its rows hold."""
         self._words = WordReader(*args) if self.text.reads_words else None
         self._tokens = None if self.text.reads_words else TokenReader(*args)
         self._reader = self._words or self._tokens
@@ -339,7 +340,10 @@ class HeldOutTask:
         """Returns the shape that suits the examples, for batches of about so many."""
         assert self._tokens is not None
         every, each = np.arange(self.split.examples), self._tokens.each
-        lengths = self._tokens.lengths_of(every[:: max(len(every) // SAMPLE, 1)])
+        some = every[:: max(len(every) // SAMPLE, 1)]
+        # In parts: within documents each sentence is looked at with all that is around it.
+        parts = [self._tokens.lengths_of(part) for part in np.split(some, range(1024, len(some), 1024))]
+        lengths = np.concatenate(parts)
         # Of the longest of all, which may not be among these, a row must have the room.
         longest = np.array([min(self.split.longest + 2, self.length)])
         if each == 1:
@@ -415,7 +419,7 @@ class HeldOutTask:
             batch = self._words.read(filled, rows, length, self.config.word_types)
         else:
             assert self._tokens is not None
-            batch = self._tokens.read(numbers, rows, None if self._features else packing)
+            batch = self._tokens.read(numbers, rows, None if self._features else packing, self.length)
         spare = rows >= len(numbers)
         for name in ("valid", "weights", "tag_weights", "mask"):
             if name in batch:
@@ -426,7 +430,7 @@ class HeldOutTask:
 
 
 class ExampleOrder:
-    """Puts predictions back into the order of the examples: batches are sorted by length within a window."""
+    """Puts predictions back into the order of the examples: batches are put together within a window."""
 
     def __init__(self, held_out: HeldOutTask) -> None:
         # The batches of the current window so far.

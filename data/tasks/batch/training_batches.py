@@ -8,7 +8,7 @@ import numpy as np
 
 from contexture.data import rng
 from contexture.data.binary_files import I64
-from contexture.data.bucketing import batch_lengths, one_of
+from contexture.data.bucketing import batch_lengths, length_for, one_of
 from contexture.data.config import DataConfig, Family, StepSize, TaskConfig
 from contexture.data.families.registry import TEXT_FAMILIES
 from contexture.data.layouts import Batch
@@ -83,7 +83,8 @@ class TaskBatches:
         self._tokens = None if text.reads_words else TokenReader(*args)
         self._words = WordReader(*args) if text.reads_words else None
         self.lengths = batch_lengths(split, longest, config.batch, shuffled=True) if text.reads_words else (longest,)
-        """Of words, the lengths of sequences: a batch has the least that holds its longest example."""
+        """Of words, and of stored features, the lengths of sequences: a batch has the least that holds its longest
+        example."""
         self.width = self._row_width() if self._tokens is not None else 0
         """Tokens of a row that sequences share."""
 
@@ -93,6 +94,8 @@ class TaskBatches:
         # A shallow copy: both have the same reader, orders and lock.
         other = copy.copy(self)
         other._features, other.fields = files, {**without_rows(self.fields), **fields}
+        # These have no rows to share: a batch is as long as its own longest example, not as the longest of all.
+        other.lengths = batch_lengths(self.split, self.length, self.batch, shuffled=True)
         return other
 
     def read(self, step: int, rows: I64 | None = None) -> Batch:
@@ -106,12 +109,16 @@ class TaskBatches:
             batch = self._words.read(numbers, rows, self.length_at(step), self.config.word_types)
         else:
             assert self._tokens is not None
-            batch = self._tokens.read(numbers, rows, None if self._features else self.packing(step))
+            stored = self._features is not None
+            length = self.length_at(step) if stored else self.length
+            batch = self._tokens.read(numbers, rows, None if stored else self.packing(step), length)
         return batch if self._features is None else self._features.add(batch, numbers[rows])
 
     def length_at(self, step: int) -> int:
         """Returns the tokens of the step's sequences."""
-        return self.length if self._words is None else self._words.length_of(self._numbers(step), self.lengths)
+        # Of a single length the examples need not be looked at.
+        numbers = self._numbers(step) if self.lengths[1:] else np.empty(0, np.int64)
+        return length_for(self.lengths, self.split.tokens_of(numbers)) if self.lengths[1:] else self.length
 
     def size_at(self, step: int) -> StepSize:
         """Returns the size of the step's batch."""
@@ -143,8 +150,10 @@ class TaskBatches:
 
     def _sample(self, batch: int) -> Iterator[I64]:
         """Yields the examples of some batches, at least eight of them, in the order of the first epoch."""
+        # Once: a reader that is two epochs further would have it made again for each batch.
+        order = self._order(0)
         for first in range(0, max(min(SAMPLE, 256 * batch), 8 * batch), batch):
-            yield self._order(0)[np.arange(first, first + batch) % self.examples_per_epoch]
+            yield order[np.arange(first, first + batch) % self.examples_per_epoch]
 
     def _row_width(self) -> int:
         assert self._tokens is not None
@@ -182,22 +191,22 @@ class TaskBatches:
 
     def describe(self) -> str:
         """Describes the training data, in a sentence."""
-        shape = f"{one_of(self.lengths)} tokens"
+        shape, rows = f"{one_of(self.lengths)} tokens", self._in_rows()
         if self.split.spans is not None:
-            windows = f"{self.split.examples:,} windows of {shape}"
+            windows = f"{self.split.examples:,} windows of {shape}{rows}"
             return f"{self.split.spans.count:,} questions in {windows}"
         if self.split.windows != "off":
-            return f"{self.split.texts:,} texts in {self.split.examples:,} windows of {shape}"
+            return f"{self.split.texts:,} texts in {self.split.examples:,} windows of {shape}{rows}"
         longer = self.split.longer_than(self.length)
         cut = f"; {longer:,} of them longer, and cut" if longer else ""
         sequences = 2 if self.split.symmetric else self.split.choices
         several = f"{'up to ' * self.split.has_absent()}{sequences} " if sequences > 1 else ""
         words = f"; {counted(self._cut_words, 'word')} longer than {MAX_BYTES} bytes, cut" if self._cut_words else ""
-        return f"{self.split.examples:,} examples in {several}sequences of {shape}{cut}{words}{self._in_rows()}"
+        return f"{self.split.examples:,} examples in {several}sequences of {shape}{cut}{words}{rows}"
 
     def _in_rows(self) -> str:
         """Describes the rows that the sequences of a batch share."""
-        if self._tokens is None:
+        if self._tokens is None or self._features is not None:
             return ""
         heights = self.heights(self.batch)
         packed = [self._packed(numbers, heights) for numbers in self._sample(self.batch)]

@@ -26,7 +26,7 @@ class Sizes(NamedTuple):
     length: int
     """Tokens of a sequence; the arrays are padded to whole blocks."""
     longest: int
-    """The greatest length that sequences are padded to, by which dropout numbers weights."""
+    """The longest sequence of the model, by which dropout numbers weights."""
     queries: int
     """Queries of a tile."""
     keys: int
