@@ -311,8 +311,8 @@ def test_a_grid_killed_twice_has_the_table_of_one_that_was_not(door, task_words,
     words[words.index("--steps") + 1] = "20"
     whole = door(*words, "--dir", tmp_path / "whole", "--json")
     assert whole.returncode == 0, whole.stderr
-    # One for each size and length of a batch, and not for each run.
-    assert whole.stderr.count("compiling the training step") == 3
+    # At most three numbers of rows for each size of a batch, and not a program for each run.
+    assert 2 <= whole.stderr.count("compiling the training step") <= 6
     folder = tmp_path / "killed"
     for kill, runs in ((signal.SIGKILL, 4), (signal.SIGTERM, 10)):
         process = door(*words, "--dir", folder, "--json", wait=False)

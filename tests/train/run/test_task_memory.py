@@ -14,7 +14,7 @@ FEW, MANY = 50_000, 300_000
 READ = (
     "import sys\nfrom pathlib import Path\nfrom contexture.data.config import DataConfig, TaskConfig\n"
     "from contexture.data.tasks.encode.encode_examples import encode\n"
-    "from contexture.data.tasks.batch.batches import TaskBatches\n"
+    "from contexture.data.tasks.batch.training_batches import TaskBatches\n"
     "from contexture.data.tokenizers.registry import load_tokenizer\n"
     "task, tokenizer = TaskConfig(kind='classify', train=(sys.argv[1],)), load_tokenizer(sys.argv[2], True)\n"
     "store = encode(task, tokenizer, Path(sys.argv[3]))\nstore.verify()\n"
