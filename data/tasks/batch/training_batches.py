@@ -117,8 +117,9 @@ class TaskBatches:
     def length_at(self, step: int) -> int:
         """Returns the tokens of the step's sequences."""
         # Of a single length the examples need not be looked at.
-        numbers = self._numbers(step) if self.lengths[1:] else np.empty(0, np.int64)
-        return length_for(self.lengths, self.split.tokens_of(numbers)) if self.lengths[1:] else self.length
+        if not self.lengths[1:]:
+            return self.length
+        return length_for(self.lengths, self.split.tokens_of(self._numbers(step)))
 
     def size_at(self, step: int) -> StepSize:
         """Returns the size of the step's batch."""

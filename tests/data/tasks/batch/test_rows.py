@@ -111,17 +111,17 @@ def test_held_out_examples_come_once_each_in_windows(opened, monkeypatch, batch,
     shape = held_out.shape
     assert isinstance(shape, Shape) and held_out.batch % devices == 0
     assert all(n % devices == 0 for n in shape.heights)
-    read, begun, first = every_example(held_out), list[int](), 0
+    read, seen, first = every_example(held_out), list[int](), 0
     assert np.array_equal(read["tokens"].reshape(COUNT, -1, held_out.length), tokens[:, :, : held_out.length])
     for step in range(held_out.steps):
         batch_, numbers = held_out.read(step), held_out.numbers(step)
         check_places(batch_, len(numbers))
         assert batch_["tokens"].shape[1] == shape.width and len(batch_["tokens"]) in shape.heights
         assert len(batch_["mask"]) == held_out.batch >= len(numbers)
-        begun += numbers.tolist()
+        seen += numbers.tolist()
         if held_out.ends_window(step):
-            assert sorted(begun) == list(range(first, first + len(begun)))
-            first, begun = first + len(begun), []
+            assert sorted(seen) == list(range(first, first + len(seen)))
+            first, seen = first + len(seen), []
     assert first == COUNT and held_out.ends_window(held_out.steps - 1)
 
 
