@@ -27,6 +27,7 @@ SIZES = {
     "small": (4, 512, 8, 2048),
     "medium": (8, 512, 8, 2048),
     "base": (12, 768, 12, 3072),
+    "large": (24, 1024, 16, 4096),
 }
 VOCAB, DROPOUT, PEAK_LR, DECAY, CLIP = 30522, 0.1, 1e-4, 0.01, 1.0
 
@@ -61,7 +62,7 @@ def batches(args: argparse.Namespace, count: int = 4) -> list[dict[str, np.ndarr
     return made
 
 
-def torch_worker(args: argparse.Namespace, *, gathered: bool) -> Worker:
+def torch_worker(args: argparse.Namespace, *, gathered: bool, compiled: bool = False) -> Worker:
     import torch  # pyright: ignore[reportMissingImports]
     import transformers  # pyright: ignore[reportMissingImports]
 
@@ -79,7 +80,8 @@ def torch_worker(args: argparse.Namespace, *, gathered: bool) -> Worker:
             hidden_dropout_prob=DROPOUT,
             attention_probs_dropout_prob=DROPOUT,
         )
-    ).train()
+    )
+    model = model.train().to(args.platform)
     undecayed = [p for name, p in model.named_parameters() if "LayerNorm" in name or name.endswith("bias")]
     decayed = [p for name, p in model.named_parameters() if not ("LayerNorm" in name or name.endswith("bias"))]
     groups = [{"params": decayed, "weight_decay": DECAY}, {"params": undecayed, "weight_decay": 0.0}]
@@ -103,7 +105,7 @@ def torch_worker(args: argparse.Namespace, *, gathered: bool) -> Worker:
 
     def loss_gathered(batch: dict[str, Any]) -> Any:
         encoded = model.bert(batch["tokens"], attention_mask=batch["mask"], token_type_ids=batch["segments"])
-        rows = torch.arange(args.batch)[:, None]
+        rows = torch.arange(args.batch, device=args.platform)[:, None]
         scores = model.cls.predictions(encoded.last_hidden_state[rows, batch["slots"]])
         is_random = model.cls.seq_relationship(encoded.pooler_output)
         cross_entropy = torch.nn.functional.cross_entropy
@@ -111,9 +113,16 @@ def torch_worker(args: argparse.Namespace, *, gathered: bool) -> Worker:
             is_random, batch["is_random"]
         )
 
-    steps = torch_steps(model, loss_gathered if gathered else loss_all, optimizer, CLIP, data)
+    loss_of = loss_gathered if gathered else loss_all
+    steps = torch_steps(model, torch.compile(loss_of) if compiled else loss_of, optimizer, CLIP, data, dtype=args.dtype)
     facts = {"torch": torch.__version__, "transformers": transformers.__version__}
     return steps, {**facts, "parameters": sum(p.numel() for p in model.parameters()), "optimizer": args.torch_adamw}
+
+
+def named(args: argparse.Namespace) -> list[dict[str, np.ndarray]]:
+    """The batches, by the names of our fields."""
+    more = {"valid": np.ones(args.batch)}
+    return [{**b, "labels": b["words"], "slot_weights": b["weights"], **more} for b in batches(args)]
 
 
 def ours(args: argparse.Namespace) -> Worker:
@@ -128,9 +137,7 @@ def ours(args: argparse.Namespace) -> Worker:
         data=DataConfig(batch=args.batch, length=args.length, max_predictions=args.predictions),
         optim=OptimConfig(name="adamw", schedule="linear", warmup=10_000),
     )
-    more = {"valid": np.ones(args.batch)}
-    named = [{**b, "labels": b["words"], "slot_weights": b["weights"], **more} for b in batches(args)]
-    return trainer(run, named)
+    return trainer(run, named(args))
 
 
 WORKERS: Workers = {

@@ -72,14 +72,17 @@ def torch_words(config: Any) -> Any:
             super().__init__()
             self.characters = nn.Embedding(262, config.char_width, padding_idx=0)
             self.filters = nn.ModuleList(nn.Conv1d(config.char_width, count, size) for size, count in config.filters)
-            self.carry, self.transform = nn.Linear(width, width), nn.Linear(width, width)
+            self.highways = nn.ModuleList(nn.Linear(width, 2 * width) for _ in range(config.highway))
             self.projection = nn.Linear(width, config.projection)
 
         def forward(self, types: Any) -> Any:
             x = self.characters(types).transpose(1, 2)
             x = torch.cat([F.relu(conv(x).amax(-1)) for conv in self.filters], -1)
-            gate = torch.sigmoid(self.carry(x))
-            return self.projection(gate * F.relu(self.transform(x)) + (1 - gate) * x)
+            for highway in self.highways:
+                gate, transformed = highway(x).chunk(2, -1)
+                gate = torch.sigmoid(gate)
+                x = gate * F.relu(transformed) + (1 - gate) * x
+            return self.projection(x)
 
     return Words()
 
@@ -100,8 +103,8 @@ def torch_bilm(config: Any, *, once: bool) -> Any:
                 nn.ModuleList(nn.LSTM(J, U, proj_size=J, batch_first=True) for _ in range(2)) for _ in range(2)
             )
             self.softmax, self.bias = (
-                nn.Parameter(torch.randn(VOCABULARY, J) / math.sqrt(J)),
-                nn.Parameter(torch.zeros(VOCABULARY)),
+                nn.Parameter(torch.randn(config.vocab, J) / math.sqrt(J)),
+                nn.Parameter(torch.zeros(config.vocab)),
             )
             for stack in self.stacks:
                 for lstm in stack:  # pyright: ignore[reportGeneralTypeIssues]
@@ -109,7 +112,7 @@ def torch_bilm(config: Any, *, once: bool) -> Any:
             self.state: Any = [[None, None], [None, None]]
 
         def log_expected(self, words: Any, tries: float) -> Any:
-            p = torch.log1p(1 / (words + 1.0)) / math.log(VOCABULARY + 1.0)
+            p = torch.log1p(1 / (words + 1.0)) / math.log(config.vocab + 1.0)
             return torch.log(-torch.expm1(tries * torch.log1p(-p)))
 
         def forward(self, batch: dict[str, Any]) -> Any:

@@ -9,6 +9,7 @@ machine a difference of 15 % is a tie.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -45,6 +46,7 @@ def parser(description: str | None, workers: Workers, *, steps: int, one_arena: 
     arguments.add_argument("--pause", type=float, default=0.3, help="seconds of rest before each measurement")
     arguments.add_argument("--torch-adamw", choices=("fused", "foreach"), default="fused")
     arguments.add_argument("--plain-malloc", action="store_true", help="leave the allocator as it is, for all")
+    arguments.set_defaults(platform="cpu", dtype="float32", trace="", words=None)
     arguments.set_defaults(malloc=MALLOC | ({"MALLOC_ARENA_MAX": "1"} if one_arena else {}))
     arguments.add_argument("--only", nargs="+", choices=workers, default=list(workers), help="these contenders alone")
     arguments.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -53,18 +55,30 @@ def parser(description: str | None, workers: Workers, *, steps: int, one_arena: 
 
 
 def torch_steps(
-    model: Any, loss_of: Callable[[Any], Any], optimizer: Any, clip: float, data: Sequence[Any], scale: float = 1.0
+    model: Any,
+    loss_of: Callable[[Any], Any],
+    optimizer: Any,
+    clip: float,
+    data: Sequence[Any],
+    scale: float = 1.0,
+    dtype: str = "float32",
 ) -> Callable[[int], float]:
-    """Training steps of a torch model on batches that take turns. scale: of the loss whose gradient is taken."""
+    """Training steps of a torch model on batches that take turns, on the device of its parameters.
+
+    scale: of the loss whose gradient is taken. dtype: that autocast computes in.
+    """
     import torch  # pyright: ignore[reportMissingImports]
 
-    done = 0
+    done, device = 0, next(model.parameters()).device
+    data = [{name: values.to(device) for name, values in batch.items()} for batch in data]
+    autocast = torch.autocast(device.type, getattr(torch, dtype), enabled=dtype != "float32")
 
     def steps(n: int) -> float:
         nonlocal done
         loss = torch.zeros(())
         for _ in range(n):
-            loss = loss_of(data[done % len(data)])
+            with autocast:
+                loss = loss_of(data[done % len(data)])
             (scale * loss).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
@@ -75,7 +89,7 @@ def torch_steps(
     return steps
 
 
-def trainer(run: Any, batches: Sequence[dict[str, Any]]) -> Worker:
+def trainer(run: Any, batches: Sequence[dict[str, Any]], labels: Sequence[str] = ()) -> Worker:
     """Our own training step, over these batches in turn; fields come in any type and are cast to their own."""
     import jax
     import numpy as np
@@ -88,7 +102,7 @@ def trainer(run: Any, batches: Sequence[dict[str, Any]]) -> Worker:
     from contexture.train.settings.sections import MeshConfig
     from contexture.train.step import create, train_step
 
-    mesh, model, fields, data = meshes.build(MeshConfig()), model_of(run, ()), batch_fields(run), []
+    mesh, model, fields, data = meshes.build(MeshConfig()), model_of(run, labels), batch_fields(run), []
     for batch in batches:
         kinds = {name: np.float32 if kind.startswith("f32") else np.int32 for name, kind in fields.items()}
         arrays = {name: np.asarray(batch[name], kinds[name]) for name in fields}
@@ -126,41 +140,76 @@ def work(args: argparse.Namespace, workers: Workers) -> None:
     steps(args.warmup)
     answers.write(json.dumps({**facts, "first_loss": first, "start_seconds": started}) + "\n")
     for line in sys.stdin:
+        count, _, folder = line.strip().partition(" ")
         began = time.perf_counter()
-        loss = steps(int(line))
-        answers.write(json.dumps({"seconds": time.perf_counter() - began, "loss": loss}) + "\n")
+        with traced(folder):
+            loss = steps(int(count))
+        measured = {"seconds": time.perf_counter() - began, "loss": loss, "device_bytes": device_bytes()}
+        answers.write(json.dumps(measured) + "\n")
+
+
+def traced(folder: str) -> contextlib.AbstractContextManager[None]:
+    """Within the block, jax writes what the device does into this folder; "": it does not."""
+    if not folder:
+        return contextlib.nullcontext()
+    import jax
+
+    return jax.profiler.trace(folder)
+
+
+def device_bytes() -> int:
+    """Returns the most bytes that this process has held of its GPU; 0 without one."""
+    # Only the library that a contender computes with is loaded.
+    if "jax" in sys.modules:
+        return (sys.modules["jax"].devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+    cuda = sys.modules["torch"].cuda
+    return cuda.max_memory_allocated() if cuda.is_available() else 0
 
 
 class Contender:
     """A worker process and what it measured."""
 
     def __init__(self, name: str, args: argparse.Namespace):
-        env = os.environ | {"OMP_NUM_THREADS": str(args.threads), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+        env = os.environ | {"OMP_NUM_THREADS": str(args.threads), "PYTHONPATH": str(ROOT)}
+        env |= {"JAX_PLATFORMS": args.platform} if args.platform == "cpu" else {}
         if not args.plain_malloc:
             env |= args.malloc
-        command = [sys.executable, *sys.argv, "--worker", name]
-        self.name, self.rates = name, []
+        command = [sys.executable, *(args.words or sys.argv), "--worker", name]
+        self.name, self.rates, self.device_bytes = name, list[float](), 0
+        self.facts, self.first = dict[str, Any](), ""
         self.process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        try:
-            self.facts = self._answer()
-        except BaseException:
-            self.close()
-            raise
 
-    def _answer(self) -> dict[str, Any]:
+    def wait(self) -> None:
+        """Waits until it has made its first steps, or has ended."""
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        self.first = self.process.stdout.readline()
+
+    def prepared(self) -> None:
+        """Waits until it has made its first steps. Raises SystemExit where it has ended before."""
+        if not self.first:
+            self.wait()
+        self.facts = self._read(self.first)
+        print(f"{self.name}: {self.facts}", file=sys.stderr)
+
+    def _read(self, line: str) -> dict[str, Any]:
         if not line:
             raise SystemExit(
                 f"the worker {self.name!r} ended with exit code {self.process.wait()}; see its words above"
             )
         return json.loads(line)
 
-    def measure(self, steps: int, tokens: int) -> None:
+    def measure(self, steps: int, tokens: float) -> None:
+        answer = self.run(f"{steps}")
+        self.rates.append(steps * tokens / answer["seconds"])
+        self.device_bytes = answer["device_bytes"]
+
+    def run(self, order: str) -> dict[str, Any]:
+        """Trains: `STEPS`, or `STEPS FOLDER` to trace them there."""
         assert self.process.stdin is not None
-        self.process.stdin.write(f"{steps}\n")
+        self.process.stdin.write(f"{order}\n")
         self.process.stdin.flush()
-        self.rates.append(steps * tokens / self._answer()["seconds"])
+        assert self.process.stdout is not None
+        return self._read(self.process.stdout.readline())
 
     def close(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -173,23 +222,33 @@ class Contender:
         self.process.stdout.close()
 
 
-def compare(args: argparse.Namespace, pairs: Sequence[tuple[str, str]], tokens: int) -> dict[str, Any]:
+def compare(args: argparse.Namespace, pairs: Sequence[tuple[str, str]], tokens: float) -> dict[str, Any]:
     """Starts the contenders one after the other, runs the rounds, and returns the rates and ratios."""
     contenders: list[Contender] = []
     try:
         for name in args.only:
             contenders.append(Contender(name, args))
-            print(f"{name}: {contenders[-1].facts}", file=sys.stderr)
-        for turn in range(args.rounds):
-            for place in range(len(contenders)):
-                contender = contenders[(turn + place) % len(contenders)]
-                time.sleep(args.pause)  # the last one's threads stop spinning
-                contender.measure(args.steps, tokens)
-            rates = ", ".join(f"{contender.name} {contender.rates[-1]:.0f}" for contender in contenders)
-            print(f"round {turn + 1} of {args.rounds}, tokens/s: {rates}", file=sys.stderr)
+            contenders[-1].prepared()
+        return rounds(args, contenders, pairs, tokens)
     finally:
         for contender in contenders:
             contender.close()
+
+
+def rounds(
+    args: argparse.Namespace, contenders: Sequence[Contender], pairs: Sequence[tuple[str, str]], tokens: float
+) -> dict[str, Any]:
+    """Measures contenders that are prepared, in turns. tokens: of a step."""
+    for turn in range(args.rounds):
+        for place in range(len(contenders)):
+            contender = contenders[(turn + place) % len(contenders)]
+            time.sleep(args.pause)  # the last one's threads stop spinning
+            contender.measure(args.steps, tokens)
+        rates = ", ".join(f"{contender.name} {contender.rates[-1]:.0f}" for contender in contenders)
+        print(f"round {turn + 1} of {args.rounds}, tokens/s: {rates}", file=sys.stderr)
+    for contender in contenders if args.trace else ():
+        if "jax" in contender.facts:
+            contender.run(f"2 {Path(args.trace) / contender.name}")
     measured = {contender.name: contender for contender in contenders}
     ratios = {
         f"{a} / {b}": spread([x / y for x, y in zip(measured[a].rates, measured[b].rates, strict=True)])
@@ -201,7 +260,10 @@ def compare(args: argparse.Namespace, pairs: Sequence[tuple[str, str]], tokens: 
         "steps_per_round": args.steps,
         "machine": {"cpu": cpu_name(), "threads": args.threads, "python": platform.python_version()},
         "malloc": {} if args.plain_malloc else args.malloc,
-        "contenders": {name: {**one.facts, "tokens_per_second": spread(one.rates)} for name, one in measured.items()},
+        "contenders": {
+            name: {**one.facts, "device_bytes": one.device_bytes, "tokens_per_second": spread(one.rates)}
+            for name, one in measured.items()
+        },
         "ratios": ratios,
     }
 

@@ -38,15 +38,21 @@ def texts(kind: str) -> tuple[list[str], list[int]]:
     return made, [int(text[1:].partition(" ")[0]) % 2 for text in made]
 
 
+def write_vocabulary(folder: Path) -> list[str]:
+    """Writes vocab.txt: the special tokens and the texts' words."""
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(WORDS))]
+    folder.mkdir(exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", "utf-8")
+    return vocabulary
+
+
 def published(folder: Path, args: argparse.Namespace) -> tuple[Any, Any]:
     """A model with random parameters and its tokenizer, written as transformers writes them."""
     import torch  # pyright: ignore[reportMissingImports]
     import transformers  # pyright: ignore[reportMissingImports]
 
     torch.manual_seed(0)
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{number}" for number in range(WORDS))]
-    folder.mkdir(exist_ok=True)
-    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", "utf-8")
+    vocabulary = write_vocabulary(folder)
     tokenizer = transformers.BertTokenizerFast(str(folder / "vocab.txt"))  # pyright: ignore[reportAttributeAccessIssue]
     layers, hidden, heads, ffn = SIZES[args.size]
     config = transformers.BertConfig(
@@ -127,41 +133,47 @@ def ours(args: argparse.Namespace) -> Worker:
     return lambda n: len(model.embed(given[: n * args.batch], pool="mean", batch=args.batch)), facts
 
 
-def tuner(args: argparse.Namespace, folder: Path, source: Any) -> Any:
-    """Our fine-tuning step over a run's own batches."""
-    import jax
-
+def task(args: argparse.Namespace, folder: Path, tokenizer: Any) -> tuple[Any, Any, Any]:
+    """The fine-tuning on the texts: its run, its training batches and its labels."""
     from contexture.data.config import DataConfig, TaskConfig
     from contexture.data.tasks.batch.training_batches import TaskBatches
     from contexture.data.tasks.encode.encode_examples import encode
     from contexture.models.config import BertConfig
+    from contexture.train.settings.run import Run
+    from contexture.train.settings.sections import OptimConfig
+
+    given, classes = texts(args.texts)
+    rows = "".join(f"{text}\t{label}\n" for text, label in zip(given, classes, strict=True))
+    (folder / "train.tsv").write_text("text\tlabel\n" + rows, "utf-8")
+    given_task = TaskConfig(kind="classify", train=(str(folder / "train.tsv"),))
+    store = encode(given_task, tokenizer, folder / "data")
+    length, (layers, hidden, heads, ffn) = TEXTS[args.texts][-1], SIZES[args.size]
+    data = DataConfig(batch=args.batch, length=length, max_predictions=1)
+    run = Run(
+        model=BertConfig(
+            vocab=tokenizer.size, layers=layers, hidden=hidden, heads=heads, ffn=ffn, length=length, dtype=args.dtype
+        ),
+        data=data, task=given_task, optim=OptimConfig(name="adamw", schedule="linear", warmup=10, peak_lr=PEAK_LR),
+    )  # fmt: skip
+    return run, TaskBatches(store, tokenizer, data, given_task, family="bert", seed=0), store.labels
+
+
+def tuner(args: argparse.Namespace, folder: Path, source: Any) -> Any:
+    """Our fine-tuning step over a run's own batches."""
+    import jax
+
     from contexture.train import mesh as meshes
     from contexture.train.checkpoints.transfer import model_of
     from contexture.train.objectives import batch_fields, objective_of
     from contexture.train.programs import step_settings
     from contexture.train.run.vocabulary import read_tokenizer
-    from contexture.train.settings.run import Run
     from contexture.train.settings.run_file import read
-    from contexture.train.settings.sections import MeshConfig, OptimConfig
+    from contexture.train.settings.sections import MeshConfig
     from contexture.train.step import create, train_step
 
-    given, classes = texts(args.texts)
-    rows = "".join(f"{text}\t{label}\n" for text, label in zip(given, classes, strict=True))
-    (folder / "train.tsv").write_text("text\tlabel\n" + rows, "utf-8")
-    task = TaskConfig(kind="classify", train=(str(folder / "train.tsv"),))
-    tokenizer = read_tokenizer(Path(source), read(Path(source)))
-    store = encode(task, tokenizer, folder / "data")
-    length, (layers, hidden, heads, ffn) = TEXTS[args.texts][-1], SIZES[args.size]
-    config = DataConfig(batch=args.batch, length=length, max_predictions=1)
-    run = Run(
-        model=BertConfig(
-            vocab=tokenizer.size, layers=layers, hidden=hidden, heads=heads, ffn=ffn, length=length
-        ),
-        data=config, task=task, optim=OptimConfig(name="adamw", schedule="linear", warmup=10, peak_lr=PEAK_LR),
-    )  # fmt: skip
-    batches = TaskBatches(store, tokenizer, config, task, family="bert", seed=0)
+    run, batches, labels = task(args, folder, read_tokenizer(Path(source), read(Path(source))))
     mesh, fields = meshes.build(MeshConfig()), batch_fields(run)
-    model = model_of(run, store.labels)
+    model = model_of(run, labels)
     with meshes.use(mesh, run.model.dtype):
         state, settings = create(model, run, mesh)[0](run.seed), step_settings(run)
         step = train_step(model, objective_of(run), run, mesh)

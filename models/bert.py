@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 
 from contexture.models.config import BertConfig
 from contexture.models.encoding import Encoding
-from contexture.models.heads.linear_head import LinearHead, softmax_table
+from contexture.models.heads.linear_head import LinearHead, logits_over_vocabulary, softmax_table
 from contexture.models.layers.attention.mask import HIDDEN, PADDED, AttentionMask, choose
 from contexture.models.layers.attention.module import Attention, AttentionMap
 from contexture.models.layers.blocks import ACTIVATIONS, FeedForward, Init, Linear, Norm, lookup, scan_layers
@@ -203,9 +203,7 @@ class MaskedLmHead(nn.Module):
         # The original's output_bias: one number a word, also where the table is tied.
         bias_V = self.param("bias", nn.initializers.zeros, (self.sizes["V"],))
         table_VD = softmax_table(self, encoding).astype(self.dtype)
-        # Float32 logits, whatever the compute dtype: the softmax over V would lose too many bits.
-        logits_BPV = jnp.einsum("BPD,VD->BPV", x_BPD, table_VD, preferred_element_type=jnp.float32)
-        return logits_BPV + bias_V[None, None]
+        return logits_over_vocabulary(x_BPD, table_VD) + bias_V[None, None]
 
 
 class NextSentenceHead(LinearHead):

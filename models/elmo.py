@@ -115,14 +115,14 @@ class Elmo(nn.Module):
         # Whoever calls decides: apply(…, mutable=["carry"]) gets the final states back, evaluation without it has none.
         carries = self.is_mutable_collection("carry")
         if "index_backward" in batch:
-            inputs = tuple(constrain(words_RJ[batch[name]], "BLJ") for name in ("index", "index_backward"))
+            inputs = tuple(_look_up(words_RJ, batch[name]) for name in ("index", "index_backward"))
             # The backward lane's text comes from the data already reversed.
             layers = _concat_directions(stacks(inputs, carries, None, dropout_key))
             mask_BL, pooled_BD = jnp.ones_like(batch["index"]), None
         else:
             mask_BL, length = batch["mask"], batch["index"].shape[1]
             index_BL, reversed_BL, last_B = _add_boundaries(batch["index"], mask_BL)
-            x_BLJ, reversed_BLJ = constrain(words_RJ[index_BL], "BLJ"), reversed_BL[:, :, None]
+            x_BLJ, reversed_BLJ = _look_up(words_RJ, index_BL), reversed_BL[:, :, None]
             # Each sentence is reversed within its own length, so that the backward stack starts at its end and not at
             # padding. The same gather puts its outputs back in order: within a sentence it is its own inverse.
             inputs = x_BLJ, jnp.take_along_axis(x_BLJ, reversed_BLJ, 1)
@@ -135,6 +135,13 @@ class Elmo(nn.Module):
             pooled_BD = jnp.einsum("BLD,BL->BD", layers[-1], mean_BL.astype(dtype))
         # Layer 0 is the words' vectors twice: both stacks read the same ones, and all states have the width D.
         return Encoding(layers[-1], mask_BL, pooled_BD, tuple(layers) if states else ())
+
+
+def _look_up(words_RJ: jax.Array, index_BL: jax.Array) -> jax.Array:
+    """Returns the words' vectors, BLJ."""
+    # In float32 for the gradient: a frequent word sums hundreds of terms, which bfloat16 would lose, and which a GPU
+    # adds one by one with a lock.
+    return constrain(words_RJ.astype(jnp.float32)[index_BL].astype(words_RJ.dtype), "BLJ")
 
 
 def _concat_directions(directions: list[list[jax.Array]]) -> list[jax.Array]:

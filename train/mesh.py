@@ -38,7 +38,7 @@ _COMPILER_OPTIONS: dict[str, dict[str, str | bool | int]] = {
         "xla_gpu_enable_pipelined_all_reduce": True,
     },
 }
-"""XLA options that pay, by platform; docs/accelerators.md has the figures for each."""
+"""XLA options that pay on several devices, by platform; docs/accelerators.md has the figures for each."""
 
 
 @contextlib.contextmanager
@@ -74,7 +74,8 @@ def numerics(dtype: str) -> Iterator[None]:
 def compiler_options(config: MeshConfig, mesh: Mesh) -> dict[str, str | bool | int]:
     """Returns the XLA options of a step: the usual ones of the platform, overridden by the user's."""
     given = dict(option.split("=", 1) for option in config.compiler_options)
-    usual = _COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {})
+    # All of the usual ones are about messages, which a single device has none of.
+    usual = _COMPILER_OPTIONS.get(mesh.devices.flat[0].platform, {}) if mesh.size > 1 else {}
     return {**usual, **{name: _value(text) for name, text in given.items()}}
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from contexture.models.encoding import Encoding
-from contexture.models.heads.linear_head import softmax_table
+from contexture.models.heads.linear_head import missing_words, softmax_table
 from contexture.models.layers.blocks import Init
 from contexture.models.layers.dropout import DropoutKey
 from contexture.models.sharding import batch_shards, constrain, device_memory, sum_over_devices, tensor_devices
@@ -144,12 +144,13 @@ def _chunked_loss(
 
 
 def _padded_vocabulary(table_VD: jax.Array, bias_V: jax.Array | None) -> Tables:
-    """Returns table and bias whole over fsdp, with rows of zeros so that the tensor axis divides them.
+    """Returns table and bias whole over fsdp, with rows of zeros so that the tensor axis divides them, and a GPU's
+    tiles.
 
     GPT-2's 50,257 words divide by nothing: the table is stored sharded by its width. A product with that would sum
     every chunk's logits over the devices, or gather the table for every chunk.
     """
-    missing = -table_VD.shape[0] % tensor_devices()
+    missing = missing_words(table_VD.shape[0])
 
     def padded(x: jax.Array) -> jax.Array:
         rows = jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) if missing else x

@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 from contexture.models.config import Quantization, TransformerConfig
 from contexture.models.layers.matmul import custom_gradient, matmul, quantized_matmul
 from contexture.models.layers.remat import POLICIES, choose_remat, layers_per_iteration
-from contexture.models.sharding import batch_shards, constrain, is_unsharded, sum_over_devices
+from contexture.models.sharding import batch_shards, constrain, is_unsharded, platform, sum_over_devices
 
 Init: TypeAlias = nn.initializers.Initializer
 Activation: TypeAlias = Callable[[jax.Array], jax.Array]
@@ -72,10 +72,11 @@ class Linear(nn.Module):
 
     def unflatten(self, y: jax.Array, lead: tuple[int, ...]) -> jax.Array:
         """Returns the product [rows, columns] as [*lead, *out_shape], with the bias added."""
-        y = y.reshape(*lead, *self.out_shape)
-        if self.bias is None:
-            return y
-        return y + jnp.expand_dims(self.bias.astype(y.dtype), tuple(range(y.ndim - self.bias.ndim)))
+        # While it is a matrix: its gradient is a sum over rows. Over B and L apart XLA for GPUs sums in two passes, of a
+        # transposed copy of the whole gradient.
+        if self.bias is not None:
+            y = y + self.bias.astype(y.dtype).reshape(1, -1)
+        return y.reshape(*lead, *self.out_shape)
 
 
 def fused_projections(linears: Sequence[Linear], x: jax.Array) -> tuple[jax.Array, ...]:
@@ -84,8 +85,9 @@ def fused_projections(linears: Sequence[Linear], x: jax.Array) -> tuple[jax.Arra
     x is then read once, and one wide product is faster than three narrow ones. The parameters stay apart, as in the
     published checkpoints, and their kernels are joined on the fly.
     """
-    # With the heads sharded, joining kernels along the columns would move parameters between devices.
-    if not is_unsharded("H"):
+    # With the heads sharded, joining kernels along the columns would move parameters between devices. A GPU's product
+    # adds the bias as it writes, and its attention reads whole arrays: columns of a joined one would be copied first.
+    if not is_unsharded("H") or platform() == "gpu":
         return tuple(linear(x) for linear in linears)
     first = linears[0]
     kernels = [linear.matrix() for linear in linears]
@@ -108,20 +110,25 @@ split_columns.defvjp(
 
 @jax.custom_vjp
 def normalise(x: jax.Array, eps: float) -> jax.Array:
-    """(x - mean)/sqrt(var + eps) over the last dim. The backward pass keeps the result and the scale, not x."""
+    """(x - mean)/sqrt(var + eps) over the last dim. The backward pass keeps x, the mean and the scale."""
     return _normalise_forward(x, eps)[0]
 
 
-def _normalise_forward(x: jax.Array, eps: float) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    x = x - x.mean(-1, keepdims=True)
+def _normalise_forward(x: jax.Array, eps: float) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+    mean = x.mean(-1, keepdims=True)
     # Two passes, mean((x - mean)²). The one-pass mean(x²) - mean² cancels where the mean is large.
-    scale = jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + eps)
-    return x * scale, (x * scale, scale)
+    scale = jax.lax.rsqrt(jnp.square(x - mean).mean(-1, keepdims=True) + eps)
+    # XLA for GPUs would form both again wherever the backward pass reads them, and write what it can then not sum over
+    # rows in the same kernel.
+    if platform() == "gpu":
+        mean, scale = jax.lax.optimization_barrier((mean, scale))
+    return (x - mean) * scale, (x, mean, scale)
 
 
-def _normalise_backward(saved: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, None]:
+def _normalise_backward(saved: tuple[jax.Array, jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, None]:
     # dx = scale · (dy - mean(dy) - y · mean(dy · y)): the parts of dy along 1 and along y are those that norm removes.
-    y, scale = saved
+    x, mean, scale = saved
+    y = (x - mean) * scale
     return scale * (dy - dy.mean(-1, keepdims=True) - y * (dy * y).mean(-1, keepdims=True)), None
 
 
@@ -146,16 +153,22 @@ class Norm(nn.Module):
         # Always in float32: mean and variance over D terms would lose too many bits in bfloat16.
         scale = self.param("scale", nn.initializers.ones, shape)
         bias = self.param("bias", nn.initializers.zeros, shape) if self.biases else None
-        y = normalise(x.astype(jnp.float32), self.eps)
+        # As a matrix, so that the gradients of scale and bias are sums over rows (`Linear.unflatten`).
+        y_TD = normalise(x.astype(jnp.float32).reshape(-1, x.shape[-1]), self.eps)
         # Scale and bias are float32 too; the result is rounded to dtype once, at the end.
-        lead = tuple(range(x.ndim - 1))
-        y = y * jnp.expand_dims(scale, lead)
-        return (y if bias is None else y + jnp.expand_dims(bias, lead)).astype(self.dtype)
+        y_TD = y_TD * scale[None]
+        return (y_TD if bias is None else y_TD + bias[None]).astype(self.dtype).reshape(x.shape)
+
+
+def _normal_cdf(x: jax.Array) -> jax.Array:
+    """Φ(x) = ½(1 + erf(x/√2)), the normal distribution's, as the originals have it: erfc costs a GPU five times as
+    much."""
+    return 0.5 * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
 def _gelu_erf_derivative(x: jax.Array) -> jax.Array:
     """Φ(x) + x·φ(x), with the normal distribution's Φ and φ."""
-    return 0.5 * jax.lax.erfc(x * -math.sqrt(0.5)) + x * jnp.exp(-0.5 * jnp.square(x)) / math.sqrt(2.0 * math.pi)
+    return _normal_cdf(x) + x * jnp.exp(-0.5 * jnp.square(x)) / math.sqrt(2.0 * math.pi)
 
 
 def _gelu_tanh_derivative(x: jax.Array) -> jax.Array:
@@ -166,23 +179,26 @@ def _gelu_tanh_derivative(x: jax.Array) -> jax.Array:
 
 
 def _with_derivative(function: Activation, derivative: Activation) -> Activation:
-    """Returns function with a backward pass that keeps the input alone.
+    """Returns function, computed in float32 at least, with a backward pass that keeps the input alone.
 
     Computing the derivative anew costs less than writing and reading the intermediate values that JAX would keep.
     """
 
+    def forward(x: jax.Array) -> jax.Array:
+        return function(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
+
     def backward(x: jax.Array, dy: jax.Array) -> tuple[jax.Array]:
         return ((dy * derivative(x.astype(jnp.float32))).astype(x.dtype),)
 
-    # The forward pass keeps x, in its own dtype; the derivative is computed in float32.
-    activation = jax.custom_vjp(function)
-    activation.defvjp(lambda x: (function(x), x), backward)
+    # The forward pass keeps x, in its own dtype.
+    activation = jax.custom_vjp(forward)
+    activation.defvjp(lambda x: (forward(x), x), backward)
     return activation
 
 
 ACTIVATIONS: dict[str, Activation] = {
     # jax.nn.gelu's default is the approximation: both forms are named.
-    "erf": _with_derivative(lambda x: jax.nn.gelu(x, approximate=False), _gelu_erf_derivative),
+    "erf": _with_derivative(lambda x: x * _normal_cdf(x), _gelu_erf_derivative),
     "tanh": _with_derivative(lambda x: jax.nn.gelu(x, approximate=True), _gelu_tanh_derivative),
     "relu": jax.nn.relu,
 }

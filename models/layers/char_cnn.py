@@ -17,6 +17,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from contexture.models.layers.blocks import Init, Linear
+from contexture.models.layers.matmul import custom_gradient
 from contexture.models.sharding import batch_devices, batch_shards, constrain, platform
 
 CHARACTERS = 261
@@ -87,7 +88,7 @@ class CharCnn(nn.Module):
         width_F = np.concatenate([np.full(count, width) for width, count in self.filters])
         invalid_WF = jnp.asarray(np.where(np.arange(W)[:, None] + width_F > W, -np.inf, 0.0), jnp.float32)
 
-        x_RWE = jnp.pad(table__E[types_RW], [(0, 0), (0, widest - 1), (0, 0)])
+        x_RWE = jnp.pad(_look_up(table__E, types_RW), [(0, 0), (0, widest - 1), (0, 0)])
 
         def conv_over(length: int) -> jax.Array:
             """The filters' maxima over windows that start at the first `length` positions: float32 RF."""
@@ -111,6 +112,25 @@ class CharCnn(nn.Module):
             x_RF = Linear("RF,FJ->RJ", self.sizes, init, self.dtype, name="projection")(x_RF)
         # Whole on every device: any sequence may look up any word.
         return constrain(x_RF, "__")[:R]
+
+
+@custom_gradient()
+def _look_up(table__E: jax.Array, types_RW: jax.Array) -> jax.Array:
+    """Returns table[types], RWE. The gradient is a product with the characters one-hot, but for CPUs: accelerators add
+    to a row of the table one by one, and all words share its few rows."""
+    return table__E[types_RW]
+
+
+def _look_up_backward(saved: tuple[jax.Array, jax.Array], dx_RWE: jax.Array) -> tuple[jax.Array, None]:
+    table__E, types_RW = saved
+    if platform() == "cpu":
+        return jnp.zeros_like(table__E).at[types_RW].add(dx_RWE), None
+    one_hot_RW_ = jax.nn.one_hot(types_RW, table__E.shape[0], dtype=dx_RWE.dtype)
+    dtable__E = jnp.einsum("RWC,RWE->CE", one_hot_RW_, dx_RWE, preferred_element_type=jnp.float32)
+    return dtable__E.astype(table__E.dtype), None
+
+
+_look_up.defvjp(lambda table, types: (table[types], (table, types)), _look_up_backward)
 
 
 def _centred_uniform(limit: float) -> Init:

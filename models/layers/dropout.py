@@ -76,7 +76,11 @@ def row_words(dropout_key: DropoutKey, site: jax.Array | int) -> tuple[jax.Array
 def random_word(start: jax.Array, stride: jax.Array, column: jax.Array) -> jax.Array:
     """Returns the random word of a column, u32: the row's counter, mixed in two rounds."""
     # An odd stride is invertible modulo 2^32: the counter visits each value once, so no two columns share one.
-    x = column * (stride | jnp.uint32(1)) + start
+    return mixed_word(column * (stride | jnp.uint32(1)) + start, stride)
+
+
+def mixed_word(x: jax.Array, stride: jax.Array) -> jax.Array:
+    """Returns the random word of a row's counter x, u32."""
     x = (x ^ (x >> 16)) * jnp.uint32(_MULTIPLIER_1)
     # Where two rows' counters meet, their strides differ: this xor parts them again.
     x = x ^ stride

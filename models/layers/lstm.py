@@ -155,6 +155,22 @@ def _recur_backward(
 recur.defvjp(_recur_forward, _recur_backward)
 
 
+@custom_gradient()
+def _input_product(x_LBJ: jax.Array, kernel_JGU: jax.Array) -> jax.Array:
+    """x · kernel → LBGU in float32. The backward pass multiplies in the factors' dtype; JAX's own would convert both
+    factors to the result's."""
+    return jnp.einsum("LBJ,JGU->LBGU", x_LBJ, kernel_JGU, preferred_element_type=jnp.float32)
+
+
+def _input_product_backward(saved: tuple[jax.Array, jax.Array], dz_LBGU: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x_LBJ, kernel_JGU = saved
+    dz_LBGU = dz_LBGU.astype(x_LBJ.dtype)
+    return jnp.einsum("LBGU,JGU->LBJ", dz_LBGU, kernel_JGU), jnp.einsum("LBJ,LBGU->JGU", x_LBJ, dz_LBGU)
+
+
+_input_product.defvjp(lambda x, kernel: (_input_product(x, kernel), (x, kernel)), _input_product_backward)
+
+
 class Lstm(nn.Module):
     """N LSTM layers in one direction: x_BLJ → the outputs of each layer, N of BLJ.
 
@@ -203,7 +219,7 @@ class Lstm(nn.Module):
             x_LBJ = jnp.moveaxis(x_BLJ.astype(self.dtype), 1, 0)
             # The input's part needs no state: it is one product over all steps, before the loop, and the loop keeps
             # only the recurrent one.
-            z_LBGU = jnp.einsum("LBJ,JGU->LBGU", x_LBJ, input_JGU, preferred_element_type=jnp.float32)
+            z_LBGU = _input_product(x_LBJ, input_JGU)
             z_LBGU = constrain(z_LBGU + bias_NGU[n][None, None], "LBGU")
             initial, projection_UJ = (cell_BNU[:, n], hidden_BNJ[:, n]), projection_NUJ[n].astype(self.dtype)
             cells_LBU, hidden_LBJ = recur(

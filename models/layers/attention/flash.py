@@ -2,7 +2,6 @@
 sequences and heads, and the backward pass keeps no weights."""
 
 from collections.abc import Callable
-from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -125,11 +124,11 @@ def _flash(inputs: Inputs, numbers: _Numbers, kernel: _Kernel) -> jax.Array:
 def _flash_forward(
     inputs: Inputs, numbers: _Numbers, kernel: _Kernel
 ) -> tuple[jax.Array, tuple[Inputs, _Numbers, Saved]]:
-    def forward(inputs: Inputs, numbers: _Numbers, heads: int) -> tuple[jax.Array, Saved]:
-        scalars = _scalars(kernel.sizes, inputs, numbers, heads)
+    def forward(first: jax.Array, inputs: Inputs, numbers: _Numbers) -> tuple[jax.Array, Saved]:
+        scalars = _scalars(kernel.sizes, first, inputs, numbers)
         return kernel.module.forward(kernel.sizes, scalars, inputs, kernel.interpret)
 
-    y, saved = _on_each_device(forward, inputs, numbers)
+    y, saved = _on_each_device(kernel, forward, inputs, numbers)
     # The inputs are kept as the kernel takes them, padded and transposed, so the backward pass converts nothing.
     return y, (inputs, numbers, saved)
 
@@ -137,11 +136,11 @@ def _flash_forward(
 def _flash_backward(
     kernel: _Kernel, residuals: tuple[Inputs, _Numbers, Saved], dy: jax.Array
 ) -> tuple[tuple[jax.Array | None, ...], None]:
-    def backward(inputs: Inputs, numbers: _Numbers, saved: Saved, dy: jax.Array, heads: int) -> Any:
-        scalars = _scalars(kernel.sizes, inputs, numbers, heads)
+    def backward(first: jax.Array, inputs: Inputs, numbers: _Numbers, saved: Saved, dy: jax.Array) -> Any:
+        scalars = _scalars(kernel.sizes, first, inputs, numbers)
         return kernel.module.backward(kernel.sizes, scalars, inputs, saved, dy, kernel.interpret)
 
-    dq, dk, dv = _on_each_device(backward, *residuals, dy)
+    dq, dk, dv = _on_each_device(kernel, backward, *residuals, dy)
     # Masks, windows and random words are whole numbers: they have no gradient.
     return Inputs(dq, dk, dv, None, None), None  # pyright: ignore[reportArgumentType]
 
@@ -149,29 +148,33 @@ def _flash_backward(
 _flash.defvjp(_flash_forward, _flash_backward)
 
 
-def _scalars(sizes: Sizes, inputs: Inputs, numbers: _Numbers, heads: int) -> Scalars:
-    """Returns what a kernel reads on a device, which has some or all of the heads."""
-    own = inputs.q.shape[1]
-    # Dropout numbers the heads of all devices together, so that a mask does not depend on the mesh.
-    first = jax.lax.axis_index("tensor") * own if own < heads else jnp.zeros((), jnp.int32)
+def _scalars(sizes: Sizes, first_head: jax.Array, inputs: Inputs, numbers: _Numbers) -> Scalars:
+    """Returns what a kernel reads on a device."""
     ranges = visited(sizes, numbers.window, inputs.tokens_BM, inputs.packs_BM)
-    window = numbers.window.reshape(1)
-    return Scalars(first.astype(jnp.int32).reshape(1), window, numbers.start_B, numbers.stride_B, *ranges)
+    return Scalars(first_head.reshape(1), numbers.window.reshape(1), numbers.start_B, numbers.stride_B, *ranges)
 
 
-def _on_each_device(function: Callable[..., Any], inputs: Inputs, *more: Any) -> Any:
-    """Returns function(inputs, …, heads=H) of each device's own sequences and heads: the partitioner cannot look into a
-    kernel. All arrays of four dims begin with BH.
+def _on_each_device(kernel: _Kernel, function: Callable[..., Any], inputs: Inputs, *more: Any) -> Any:
+    """Returns function(first head, inputs, …) of each device's own sequences and heads: the partitioner cannot look
+    into a kernel. All arrays of four dims have B and H where the kernel has them in q.
 
     Forward and backward pass are mapped apart, both from arrays to arrays. The transpose of a mapped forward pass would
     sum gradients over the devices that hold the same sequences and heads, where each has the whole of them already.
     """
-    B, H = inputs.q.shape[:2]
-    function = partial(function, heads=H)
+    place = kernel.module.ORDER.index("H")
+    B, H = inputs.q.shape[0], inputs.q.shape[place]
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
-        return function(inputs, *more)
-    axes = partition_spec("BH", (B, H), dict(mesh.shape))
-    # By the number of dims: four begin with BH, none is a number that all devices share, others begin with B.
-    specs = jax.tree.map(lambda x: PartitionSpec(*axes[: {4: 2, 0: 0}.get(x.ndim, 1)]), (inputs, *more))
-    return jax.shard_map(function, in_specs=specs, out_specs=axes, check_vma=False)(inputs, *more)
+        return function(jnp.zeros((), jnp.int32), inputs, *more)
+    b, h = (*partition_spec("BH", (B, H), dict(mesh.shape)), None, None)[:2]
+
+    def mapped(inputs: Inputs, *more: Any) -> Any:
+        # Dropout numbers the heads of all devices together, so that a mask does not depend on the mesh.
+        own = inputs.q.shape[place]
+        first = jax.lax.axis_index("tensor") * own if own < H else jnp.zeros((), jnp.int32)
+        return function(first.astype(jnp.int32), inputs, *more)
+
+    # By the number of dims: four have B and H, none is a number that all devices share, others begin with B.
+    of_four = PartitionSpec(b, *[None] * (place - 1), h)
+    specs = jax.tree.map(lambda x: {4: of_four, 0: PartitionSpec()}.get(x.ndim, PartitionSpec(b)), (inputs, *more))
+    return jax.shard_map(mapped, in_specs=specs, out_specs=of_four, check_vma=False)(inputs, *more)

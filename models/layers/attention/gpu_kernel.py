@@ -31,9 +31,11 @@ from contexture.models.layers.attention.tiles import (
     unrounded,
 )
 
-ORDER = "BHLK"
-"""The order of the arrays' dims."""
+ORDER = "BLHK"
+"""The order of the arrays' dims: the model's own, so that nothing is transposed. A tile's rows then lie H·K apart."""
 _SCALARS = len(Scalars._fields)
+_LAUNCH = {"_forward": (4, 2), "_backward_queries": (4, 2), "_backward_keys": (4, 2)}
+"""Warps of a program, and stages of its pipeline of loads, by kernel."""
 
 
 def blocks(length: int, width: int, dtype: DTypeLike) -> tuple[int, int]:
@@ -62,10 +64,10 @@ class _Tiles:
         self.block, self.head, self.row = (pl.program_id(axis) for axis in range(3))
 
     def _places(self, i: Index, j: Index) -> tuple[jax.Array, jax.Array]:
-        """Returns the numbers of a tile's queries and keys, (queries, keys) each."""
-        shape = (self.s.queries, self.s.keys)
-        query_LM = i * self.s.queries + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
-        return query_LM, j * self.s.keys + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+        """Returns the numbers of a tile's queries and keys, L1 and 1M: what is computed of one of them alone is no work
+        of each weight."""
+        query_L1 = i * self.s.queries + jax.lax.broadcasted_iota(jnp.int32, (self.s.queries, 1), 0)
+        return query_L1, j * self.s.keys + jax.lax.broadcasted_iota(jnp.int32, (1, self.s.keys), 1)
 
     def logits(self, i: Index, j: Index, q_LK: jax.Array, k_MK: jax.Array) -> jax.Array:
         """Returns a tile of logits with the mask applied, (queries, keys), float32."""
@@ -154,7 +156,7 @@ def _gradients(
     norm: Ref,
     mean_L: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns a tile's weights with dropout, and the gradient of its logits, in the arrays' dtype.
+    """Returns a tile's weights with dropout, and the gradient of its logits over the scale, in the arrays' dtype.
 
     Args:
         tiles: the sequence and head.
@@ -168,10 +170,10 @@ def _gradients(
     rows = tiles.queries(i)
     high_L, total_L = norm[0, rows], norm[1, rows]
     # The forward pass's weights once more, from its maxima and sums.
-    weights_LM = jnp.exp(tiles.logits(i, j, q_LK, k_MK) - high_L[:, None]) / total_L[:, None]
+    weights_LM = jnp.exp(tiles.logits(i, j, q_LK, k_MK) - high_L[:, None]) * (1.0 / total_L)[:, None]
     dropped_LM, dweights_LM = tiles.dropped(i, j, weights_LM, _dot(dy_LK, v_MK.T))
-    # The gradient of softmax, and of the scale before it.
-    dlogits_LM = weights_LM * (dweights_LM - mean_L[:, None]) * tiles.s.scale
+    # The gradient of softmax; that of the scale before it is left for the sums.
+    dlogits_LM = weights_LM * (dweights_LM - mean_L[:, None])
     return dropped_LM.astype(q_LK.dtype), dlogits_LM.astype(q_LK.dtype)
 
 
@@ -190,7 +192,7 @@ def _backward_keys(s: Sizes, *refs: Ref) -> None:
 
     zero_MK = jnp.zeros(k_MK.shape, jnp.float32)
     sums = jax.lax.fori_loop(at.first_query_BJ[b, j], at.end_query_BJ[b, j], add, (zero_MK, zero_MK))
-    dk[tiles.keys(j)], dv[tiles.keys(j)] = (x.astype(dk.dtype) for x in sums)
+    dk[tiles.keys(j)], dv[tiles.keys(j)] = (sums[0] * s.scale).astype(dk.dtype), sums[1].astype(dv.dtype)
 
 
 def _backward_queries(s: Sizes, *refs: Ref) -> None:
@@ -211,7 +213,7 @@ def _backward_queries(s: Sizes, *refs: Ref) -> None:
 
     sum_LK = jax.lax.fori_loop(at.first_key_BI[b, i], at.end_key_BI[b, i], add, jnp.zeros(q_LK.shape, jnp.float32))
     # Summed in float32, rounded once.
-    dq[tiles.queries(i)] = sum_LK.astype(dq.dtype)
+    dq[tiles.queries(i)] = (sum_LK * s.scale).astype(dq.dtype)
 
 
 def _call(
@@ -241,19 +243,19 @@ def _call(
     def whole(x: jax.Array | jax.ShapeDtypeStruct) -> pl.BlockSpec:
         if x.ndim == 2:  # of a sequence
             return pl.BlockSpec((None, x.shape[1]), lambda block, head, row: (row, 0))
-        return pl.BlockSpec((None, None, *x.shape[2:]), lambda block, head, row: (row, head, 0, 0))
+        return pl.BlockSpec((None, x.shape[1], None, x.shape[3]), lambda block, head, row: (row, 0, head, 0))
 
     # Every program sees all of the scalars.
     numbers = [pl.BlockSpec(x.shape, lambda *_, n=x.ndim: (0,) * n) for x in scalars]
-    q = arrays[0]
+    q, (warps, stages) = arrays[0], _LAUNCH[kernel.__name__]
     return pl.pallas_call(
         partial(kernel, s),
-        grid=(blocks, q.shape[1], q.shape[0]),
+        grid=(blocks, q.shape[2], q.shape[0]),
         in_specs=[*numbers, *map(whole, arrays)],
         out_specs=[whole(x) for x in results],
         out_shape=results,
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=2),
-        cost_estimate=cost(s, q.shape[:2], q.shape[3], products, (*arrays, *results)),
+        compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=stages),
+        cost_estimate=cost(s, q.shape[::2], q.shape[3], products, (*arrays, *results)),
         interpret=interpret,
         name=f"attention{kernel.__name__}",
     )(*scalars, *arrays)
@@ -264,11 +266,11 @@ def _given(inputs: Inputs) -> tuple[jax.Array, ...]:
 
 
 def forward(s: Sizes, scalars: Scalars, inputs: Inputs, interpret: bool) -> tuple[jax.Array, Saved]:
-    """Returns y (BHLK), and what the backward pass reads."""
-    B, H, L, _ = inputs.q.shape
+    """Returns y (BLHK), and what the backward pass reads."""
+    B, L, H, _ = inputs.q.shape
     results = [
         like(inputs.q),
-        jax.ShapeDtypeStruct((B, H, 2, L), jnp.float32),
+        jax.ShapeDtypeStruct((B, 2, H, L), jnp.float32),
         *[like(inputs.q)] * (s.rounds and s.saves),
     ]
     y, norm, *rounding = _call(_forward, s, s.query_blocks, scalars, _given(inputs), results, 2, interpret)
@@ -278,10 +280,10 @@ def forward(s: Sizes, scalars: Scalars, inputs: Inputs, interpret: bool) -> tupl
 def backward(
     s: Sizes, scalars: Scalars, inputs: Inputs, saved: Saved, dy: jax.Array, interpret: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns dq, dk, dv (BHLK)."""
-    B, H, L, _ = inputs.q.shape
+    """Returns dq, dk, dv (BLHK)."""
+    B, L, H, _ = inputs.q.shape
     outputs = [x for x in (saved.y, saved.rounding) if x is not None]
-    results = [like(inputs.q), jax.ShapeDtypeStruct((B, H, 1, L), jnp.float32)]
+    results = [like(inputs.q), jax.ShapeDtypeStruct((B, 1, H, L), jnp.float32)]
     arrays = (*_given(inputs), dy, saved.norm, *outputs)
     # The queries' kernel runs first: the other one reads its means.
     dq, mean = _call(_backward_queries, s, s.query_blocks, scalars, arrays, results, 3, interpret)

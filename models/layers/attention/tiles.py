@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from contexture.models.layers.attention.mask import HIDDEN, PADDED
-from contexture.models.layers.dropout import is_kept, random_word
+from contexture.models.layers.dropout import is_kept, mixed_word
 
 Ref: TypeAlias = Any
 """An array in a kernel's memory, which is read and written by its indices."""
@@ -100,7 +100,8 @@ class Saved(NamedTuple):
     """
 
     norm: jax.Array
-    """BH2L, float32: each query's largest logit, and its sum of exp(logit - largest)."""
+    """BH2L, or B2HL where H is the third dim of q, float32: each query's largest logit, and its sum of
+    exp(logit - largest)."""
     y: jax.Array | None
     rounding: jax.Array | None
     """The result before it was rounded, less y."""
@@ -221,7 +222,8 @@ def unrounded(kept_sum: jax.Array, rounded_sum: jax.Array) -> jax.Array:
 def kept(s: Sizes, start: jax.Array, stride: jax.Array, head: jax.Array, query: jax.Array, key: jax.Array) -> jax.Array:
     """Returns a tile's dropout mask, the one that `dropout` draws for an array HLM of the greatest length: a weight's
     column is its place there, row by row."""
-    # The row-major place in HLM, as u32 that wraps, like the counter of `dropout.bits`.
-    length = jnp.uint32(s.longest)
+    # The row-major place in HLM, as u32 that wraps, is the counter's column (`dropout.bits`). The query's and the key's
+    # part are multiplied apart, so that a weight takes one addition.
+    length, odd = jnp.uint32(s.longest), stride | jnp.uint32(1)
     row = head.astype(jnp.uint32) * length + query.astype(jnp.uint32)
-    return is_kept(random_word(start, stride, row * length + key.astype(jnp.uint32)), s.rate)
+    return is_kept(mixed_word((row * length * odd + start) + key.astype(jnp.uint32) * odd, stride), s.rate)
