@@ -72,8 +72,8 @@ class Linear(nn.Module):
 
     def unflatten(self, y: jax.Array, lead: tuple[int, ...]) -> jax.Array:
         """Returns the product [rows, columns] as [*lead, *out_shape], with the bias added."""
-        # While it is a matrix: its gradient is a sum over rows. Over B and L apart XLA for GPUs sums in two passes, of a
-        # transposed copy of the whole gradient.
+        # While it is a matrix: its gradient is a sum over rows. Over B and L apart XLA for GPUs sums in two passes, and
+        # copies the whole gradient into another order before it.
         if self.bias is not None:
             y = y + self.bias.astype(y.dtype).reshape(1, -1)
         return y.reshape(*lead, *self.out_shape)

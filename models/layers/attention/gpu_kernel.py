@@ -7,6 +7,7 @@ keys.
 Each sum is formed by one program, in one order, so that the results are the same in every run.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -56,31 +57,57 @@ def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.dot(a, b, precision=precision, preferred_element_type=jnp.float32)
 
 
-class _Tiles:
-    """The tiles of one sequence and head, which a program's place in the grid gives it."""
+def _exp2(x: jax.Array) -> jax.Array:
+    """2^x by one instruction, to 2 units in the last place; 0 for what float32 has no normal number for. jnp.exp takes
+    eight: the kernels are bound by instructions."""
+    result = [jax.ShapeDtypeStruct(x.shape, x.dtype)]
+    asm, constraints = "ex2.approx.ftz.f32 $0, $1;", "=f,f"
+    return plgpu.elementwise_inline_asm(asm, args=[x], constraints=constraints, pack=1, result_shape_dtypes=result)[0]
 
-    def __init__(self, s: Sizes, at: Scalars, tokens: Ref, packs: Ref, *words: Ref) -> None:
-        self.s, self.at, self.tokens, self.packs, self.words = s, at, tokens, packs, words
+
+class _Tiles:
+    """The tiles of one sequence and head, which a program's place in the grid gives it.
+
+    A tile's rows are its queries, or its keys (`by_keys`): what is summed over the columns is then the left factor of a
+    product as it lies in registers.
+    """
+
+    def __init__(self, s: Sizes, at: Scalars, tokens: Ref, packs: Ref, *words: Ref, by_keys: bool) -> None:
+        self.s, self.at, self.tokens, self.packs, self.words, self.by_keys = s, at, tokens, packs, words, by_keys
         self.block, self.head, self.row = (pl.program_id(axis) for axis in range(3))
 
+    def of_queries(self, x_L: jax.Array) -> jax.Array:
+        """Returns a number of each query as a tile of one row or one column."""
+        return x_L[None] if self.by_keys else x_L[:, None]
+
+    def of_keys(self, x_M: jax.Array) -> jax.Array:
+        return x_M[:, None] if self.by_keys else x_M[None]
+
+    def product(self, queries_LK: jax.Array, keys_MK: jax.Array) -> jax.Array:
+        """Returns a tile of products of queries and keys, float32."""
+        return _dot(keys_MK, queries_LK.T) if self.by_keys else _dot(queries_LK, keys_MK.T)
+
     def _places(self, i: Index, j: Index) -> tuple[jax.Array, jax.Array]:
-        """Returns the numbers of a tile's queries and keys, L1 and 1M: what is computed of one of them alone is no work
-        of each weight."""
-        query_L1 = i * self.s.queries + jax.lax.broadcasted_iota(jnp.int32, (self.s.queries, 1), 0)
-        return query_L1, j * self.s.keys + jax.lax.broadcasted_iota(jnp.int32, (1, self.s.keys), 1)
+        """Returns the numbers of a tile's queries and of its keys: what is computed of one of them alone is no work of
+        each weight."""
+        query_L, key_M = (jax.lax.broadcasted_iota(jnp.int32, (n,), 0) for n in (self.s.queries, self.s.keys))
+        return self.of_queries(i * self.s.queries + query_L), self.of_keys(j * self.s.keys + key_M)
 
     def logits(self, i: Index, j: Index, q_LK: jax.Array, k_MK: jax.Array) -> jax.Array:
-        """Returns a tile of logits with the mask applied, (queries, keys), float32."""
-        s, of_queries, of_keys = self.s, self.queries(i), self.keys(j)
+        """Returns a tile of logits with the mask applied, float32."""
+        s, queries, keys = self.s, self.queries(i), self.keys(j)
         # What the mask does not read is not loaded: a single zero takes its place, which broadcasts.
-        none = jnp.zeros((1, 1), jnp.int32)
-        tokens_1M = self.tokens[of_keys][None] if s.padded else none
-        packs_L1, packs_1M = (self.packs[of_queries][:, None], self.packs[of_keys][None]) if s.packed else (none, none)
-        logits_LM = _dot(q_LK, k_MK.T) * s.scale
-        return masked(s, logits_LM, *self._places(i, j), self.at.window[0], tokens_1M, packs_L1, packs_1M)
+        tokens = query_packs = key_packs = jnp.zeros((1, 1), jnp.int32)
+        if s.padded:
+            tokens = self.of_keys(self.tokens[keys])
+        if s.packed:
+            query_packs, key_packs = self.of_queries(self.packs[queries]), self.of_keys(self.packs[keys])
+        logits = self.product(q_LK, k_MK) * s.scale
+        return masked(s, logits, *self._places(i, j), self.at.window[0], tokens, query_packs, key_packs)
 
     def dropped(self, i: Index, j: Index, *tiles: jax.Array) -> tuple[jax.Array, ...]:
-        """Returns tiles of weights with dropout, by one mask."""
+        """Returns tiles of weights with dropout, by one mask. What it keeps is left as it is: the factor 1/(1 - rate)
+        is one of whole sums (`rescale`)."""
         if not self.s.rate:
             return tiles
         at, b = self.at, self.row
@@ -88,9 +115,18 @@ class _Tiles:
         # One sequence a row has its words as scalars; of several in a row each query has its own.
         start, stride = at.start_B[b], at.stride_B[b]
         if self.s.by_token:
-            start, stride = (word[self.queries(i)][:, None] for word in self.words)
-        kept_LM = kept(self.s, start, stride, at.first_head[0] + self.head, *self._places(i, j))
-        return tuple(jnp.where(kept_LM, x * (1.0 / (1.0 - self.s.rate)), 0.0) for x in tiles)
+            start, stride = (self.of_queries(word[self.queries(i)]) for word in self.words)
+        keeps = kept(self.s, start, stride, at.first_head[0] + self.head, *self._places(i, j))
+        return tuple(jnp.where(keeps, x, 0.0) for x in tiles)
+
+    def exp(self, x: jax.Array) -> jax.Array:
+        x *= math.log2(math.e)
+        return jnp.exp2(x) if self.s.interpreted else _exp2(x)
+
+    @property
+    def rescale(self) -> float:
+        """The factor of what dropout keeps."""
+        return 1.0 / (1.0 - self.s.rate)
 
     def queries(self, i: Index) -> pl.Slice | slice:
         return pl.ds(i * self.s.queries, self.s.queries)
@@ -99,11 +135,11 @@ class _Tiles:
         return pl.ds(j * self.s.keys, self.s.keys)
 
 
-def _opened(s: Sizes, refs: Sequence[Ref]) -> tuple[_Tiles, Sequence[Ref], Sequence[Ref]]:
+def _opened(s: Sizes, refs: Sequence[Ref], by_keys: bool = False) -> tuple[_Tiles, Sequence[Ref], Sequence[Ref]]:
     """Returns the tiles of a program, its q, k and v, and what follows the inputs."""
     # Words come with the inputs where they belong to queries.
     at, inputs = Scalars(*refs[:_SCALARS]), refs[_SCALARS : _SCALARS + 5 + 2 * s.by_token]
-    return _Tiles(s, at, *inputs[3:]), inputs[:3], refs[_SCALARS + len(inputs) :]
+    return _Tiles(s, at, *inputs[3:], by_keys=by_keys), inputs[:3], refs[_SCALARS + len(inputs) :]
 
 
 def _forward(s: Sizes, *refs: Ref) -> None:
@@ -119,7 +155,7 @@ def _forward(s: Sizes, *refs: Ref) -> None:
         logits_LM = tiles.logits(i, j, q_LK, k[tiles.keys(j)])
         # The online softmax: what was summed before shrinks with each new maximum.
         high_L = jnp.maximum(before_L, logits_LM.max(1))
-        weights_LM, shrink_L = jnp.exp(logits_LM - high_L[:, None]), jnp.exp(before_L - high_L)
+        weights_LM, shrink_L = tiles.exp(logits_LM - high_L[:, None]), tiles.exp(before_L - high_L)
         total_L = total_L * shrink_L + weights_LM.sum(1)
         # After the total: dropout falls on normalised weights, so dropped ones still count in the softmax's sum.
         (weights_LM,) = tiles.dropped(i, j, weights_LM)
@@ -135,17 +171,18 @@ def _forward(s: Sizes, *refs: Ref) -> None:
     # LOWEST is below any logit: the first tile's maximum replaces it.
     initial = (zero_L + LOWEST, zero_L, jnp.zeros(q_LK.shape, jnp.float32), *[zero_L] * (2 * s.rounds))
     high_L, total_L, sum_LK, *kept_sums = jax.lax.fori_loop(at.first_key_BI[b, i], at.end_key_BI[b, i], add, initial)
-    y_LK = sum_LK / total_L[:, None]
+    factor_L = tiles.rescale / total_L
     # y as if the weights had not been rounded before the product with v.
     if kept_sums:
-        y_LK *= unrounded(*kept_sums)[:, None]
+        factor_L *= unrounded(*kept_sums)
+    y_LK = sum_LK * factor_L[:, None]
     rounded_LK = y_LK.astype(out.dtype)
     out[tiles.queries(i)] = rounded_LK
     # What this rounding takes away, in 16 bits again: the backward pass adds it to y.
     for ref in rounding:
         ref[tiles.queries(i)] = (y_LK - rounded_LK.astype(jnp.float32)).astype(out.dtype)
     # Apart: the maximum plus the sum's logarithm would round where all keys are padding, and it is near PADDED.
-    norm[0, tiles.queries(i)], norm[1, tiles.queries(i)] = high_L, total_L
+    norm[0, tiles.queries(i)], norm[1, tiles.queries(i)] = high_L, 1.0 / total_L
 
 
 def _gradients(
@@ -156,29 +193,30 @@ def _gradients(
     norm: Ref,
     mean_L: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns a tile's weights with dropout, and the gradient of its logits over the scale, in the arrays' dtype.
+    """Returns a tile's weights with dropout over `rescale`, and the gradient of its logits over `rescale` and the
+    scale, in the arrays' dtype.
 
     Args:
         tiles: the sequence and head.
         place: the numbers of the blocks of queries and keys.
         of_queries: q and dy, LK.
         of_keys: k and v, MK.
-        norm: each query's maximum and sum.
-        mean_L: Σ weights·dweights of each query.
+        norm: each query's maximum, and 1 over its sum.
+        mean_L: Σ weights·dweights of each query, over `rescale`.
     """
     (i, j), (q_LK, dy_LK), (k_MK, v_MK) = place, of_queries, of_keys
     rows = tiles.queries(i)
-    high_L, total_L = norm[0, rows], norm[1, rows]
+    high, inverse, mean = map(tiles.of_queries, (norm[0, rows], norm[1, rows], mean_L))
     # The forward pass's weights once more, from its maxima and sums.
-    weights_LM = jnp.exp(tiles.logits(i, j, q_LK, k_MK) - high_L[:, None]) * (1.0 / total_L)[:, None]
-    dropped_LM, dweights_LM = tiles.dropped(i, j, weights_LM, _dot(dy_LK, v_MK.T))
-    # The gradient of softmax; that of the scale before it is left for the sums.
-    dlogits_LM = weights_LM * (dweights_LM - mean_L[:, None])
-    return dropped_LM.astype(q_LK.dtype), dlogits_LM.astype(q_LK.dtype)
+    weights = tiles.exp(tiles.logits(i, j, q_LK, k_MK) - high) * inverse
+    dropped, dweights = tiles.dropped(i, j, weights, tiles.product(dy_LK, v_MK))
+    # The gradient of softmax.
+    dlogits = weights * (dweights - mean)
+    return dropped.astype(q_LK.dtype), dlogits.astype(q_LK.dtype)
 
 
 def _backward_keys(s: Sizes, *refs: Ref) -> None:
-    tiles, (q, k, v), (dy, norm, mean, dk, dv) = _opened(s, refs)
+    tiles, (q, k, v), (dy, norm, mean, dk, dv) = _opened(s, refs, by_keys=True)
     at = tiles.at
     b, j = tiles.row, tiles.block
     # The program keeps its keys and values, and the queries that see them go by.
@@ -187,12 +225,13 @@ def _backward_keys(s: Sizes, *refs: Ref) -> None:
     def add(i: Index, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         q_LK, dy_LK = q[tiles.queries(i)], dy[tiles.queries(i)]
         mean_L = mean[0, tiles.queries(i)]
-        dropped_LM, dlogits_LM = _gradients(tiles, (i, j), (q_LK, dy_LK), (k_MK, v_MK), norm, mean_L)
-        return sums[0] + _dot(dlogits_LM.T, q_LK), sums[1] + _dot(dropped_LM.T, dy_LK)
+        dropped_ML, dlogits_ML = _gradients(tiles, (i, j), (q_LK, dy_LK), (k_MK, v_MK), norm, mean_L)
+        return sums[0] + _dot(dlogits_ML, q_LK), sums[1] + _dot(dropped_ML, dy_LK)
 
     zero_MK = jnp.zeros(k_MK.shape, jnp.float32)
     sums = jax.lax.fori_loop(at.first_query_BJ[b, j], at.end_query_BJ[b, j], add, (zero_MK, zero_MK))
-    dk[tiles.keys(j)], dv[tiles.keys(j)] = (sums[0] * s.scale).astype(dk.dtype), sums[1].astype(dv.dtype)
+    factors = (tiles.rescale * s.scale, tiles.rescale)
+    dk[tiles.keys(j)], dv[tiles.keys(j)] = ((x * c).astype(dk.dtype) for x, c in zip(sums, factors, strict=True))
 
 
 def _backward_queries(s: Sizes, *refs: Ref) -> None:
@@ -202,7 +241,7 @@ def _backward_queries(s: Sizes, *refs: Ref) -> None:
     q_LK, dy_LK = q[tiles.queries(i)], dy[tiles.queries(i)]
     # Σ weights·dweights of a query is Σ y·dy, under dropout too: y, and what rounding took from it.
     y_LK = sum(x[tiles.queries(i)].astype(jnp.float32) for x in outputs)
-    mean_L = (y_LK * dy_LK.astype(jnp.float32)).sum(1)
+    mean_L = (y_LK * dy_LK.astype(jnp.float32)).sum(1) / tiles.rescale
     # Written for `_backward_keys`, which would else form it once for each block of keys.
     mean[0, tiles.queries(i)] = mean_L
 
@@ -213,7 +252,7 @@ def _backward_queries(s: Sizes, *refs: Ref) -> None:
 
     sum_LK = jax.lax.fori_loop(at.first_key_BI[b, i], at.end_key_BI[b, i], add, jnp.zeros(q_LK.shape, jnp.float32))
     # Summed in float32, rounded once.
-    dq[tiles.queries(i)] = (sum_LK * s.scale).astype(dq.dtype)
+    dq[tiles.queries(i)] = (sum_LK * (tiles.rescale * s.scale)).astype(dq.dtype)
 
 
 def _call(
@@ -249,7 +288,7 @@ def _call(
     numbers = [pl.BlockSpec(x.shape, lambda *_, n=x.ndim: (0,) * n) for x in scalars]
     q, (warps, stages) = arrays[0], _LAUNCH[kernel.__name__]
     return pl.pallas_call(
-        partial(kernel, s),
+        partial(kernel, s._replace(interpreted=interpret)),
         grid=(blocks, q.shape[2], q.shape[0]),
         in_specs=[*numbers, *map(whole, arrays)],
         out_specs=[whole(x) for x in results],

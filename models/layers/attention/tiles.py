@@ -47,6 +47,8 @@ class Sizes(NamedTuple):
     """Whether the result is rounded to 16 bits."""
     saves: bool
     """Whether the forward pass returns what a backward pass reads of its rounding."""
+    interpreted: bool = False
+    """Whether a kernel runs as plain operations, in place of instructions of its device."""
 
     @property
     def whole_rows(self) -> bool:
