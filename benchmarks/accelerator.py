@@ -373,9 +373,8 @@ def main() -> None:
             figures["seconds"] = time.perf_counter() - began
             if args.to:
                 args.to.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
-    print(
-        f"{gpu['name']}, {args.dtype}, {figures['seconds']:.0f} s in all; median (lowest-highest) of {args.rounds} rounds"
-    )
+    print(f"{gpu['name']}, {args.dtype}, {figures['seconds']:.0f} s in all")
+    print(f"{args.rounds} rounds: median (lowest-highest)")
     Console(width=140).print(table(figures))
 
 

@@ -37,8 +37,8 @@ HEAD = """# Recipes on devices
 
 What each recipe takes of the smallest slice that makes sense for it, by `make plans`: the step that `pretrain` runs,
 compiled ahead of time and not run. Times are those that the chip's peaks allow (the roofline); a real step takes
-longer. MFU counts the model's operations in that time. `contexture plan RECIPE --topology …` plans another slice,
-`--suggest` looks for mesh, microbatches and remat. [Accelerators](accelerators.md) explains the columns.
+longer. MFU counts the model's operations in that time, 1 at most. `contexture plan RECIPE --topology …` plans another
+slice, `--suggest` looks for mesh, microbatches and remat. [Accelerators](accelerators.md) explains the columns.
 
 | recipe | devices | mesh | batch × length | parts | remat | GiB of | ms a step | bound by | MFU | days | chip-hours |
 |---|---|---|---|---|---|---|---|---|---|---|---|

@@ -55,7 +55,10 @@ def describe(made: Plan) -> str:
         times = ", ".join(f"{name} {value:.1f} ms" for name, value in made["milliseconds"].items())
         rows += [
             ("a step at the peaks", f"{times}: bound by {made['bound_by']}"),
-            ("MFU at most", f"{made['mfu']:.2f}; {made['tokens_per_second']:,.0f} tokens a second"),
+            (
+                "MFU at most",
+                f"{made['mfu']:.2f}, HFU {made['hfu']:.2f}; {made['tokens_per_second']:,.0f} tokens a second",
+            ),
             ("all steps", _duration(made)),
         ]
     rows += [("compiled in", f"{made['compile_seconds']:.0f} s"), *(("warning", line) for line in made["warnings"])]

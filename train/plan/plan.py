@@ -111,7 +111,10 @@ class TimedPlan(CompiledPlan):
 
     Attributes:
         step_ms: the roofline: the largest of `milliseconds`, as if the others overlapped with it
-        mfu: model_flops in that time, as a share of the peak
+        mfu: model_flops in that time, as a share of the peak, by PaLM's convention (Chowdhery et al. 2022, appendix B):
+            all pairs of attention count, and nothing twice. At most 1: kernels that skip what a causal mask hides could
+            compute more of them than the peak allows
+        hfu: what the program computes in that time, as a share of the peaks
         steps: of the run; None if it counts in epochs, which only the data can turn into steps
         days: for all steps, with a ramp of the batch (data.ramp-from) counted
         chip_hours: likewise
@@ -121,6 +124,7 @@ class TimedPlan(CompiledPlan):
     bound_by: str
     step_ms: float
     mfu: float
+    hfu: float
     tokens_per_second: float
     steps: int | None
     days: float | None
@@ -311,7 +315,8 @@ def _with_roofline(made: CompiledPlan, cost: program_costs.Costs, flops: Flops, 
         "bound_by": bound_by,
         "step_ms": step_ms,
         # An upper bound: model FLOPs over what the chip could do in the least time of the step.
-        "mfu": made["model_flops"] / chip.bf16 / (step_ms / 1e3),
+        "mfu": min(made["model_flops"] / chip.bf16 / (step_ms / 1e3), 1.0),
+        "hfu": milliseconds["compute"] / step_ms,
         "tokens_per_second": run.data.batch * run.data.length / (step_ms / 1e3),
         "steps": run.steps or None,
         "days": None if hours is None else hours / 24,

@@ -121,6 +121,7 @@ class _Tiles:
         return tuple(jnp.where(keeps, x, 0.0) for x in tiles)
 
     def exp(self, x: jax.Array) -> jax.Array:
+        # exp(x) = 2^(x·log2 e).
         x *= math.log2(math.e)
         return jnp.exp2(x) if self.s.interpreted else _exp2(x)
 
@@ -176,6 +177,7 @@ def _forward(s: Sizes, *refs: Ref) -> None:
     # y as if the weights had not been rounded before the product with v.
     if kept_sums:
         factor_L *= unrounded(*kept_sums)
+    # One factor a query, after the loop: the softmax's sum, dropout's rescaling and that correction.
     y_LK = sum_LK * factor_L[:, None]
     rounded_LK = y_LK.astype(out.dtype)
     out[tiles.queries(i)] = rounded_LK
@@ -231,6 +233,7 @@ def _backward_keys(s: Sizes, *refs: Ref) -> None:
 
     zero_MK = jnp.zeros(k_MK.shape, jnp.float32)
     sums = jax.lax.fori_loop(at.first_query_BJ[b, j], at.end_query_BJ[b, j], add, (zero_MK, zero_MK))
+    # dk = scale · Σ dlogitsᵀ·q and dv = Σ weightsᵀ·dy, both with the rescaling that `_gradients` leaves out.
     factors = (tiles.rescale * s.scale, tiles.rescale)
     dk[tiles.keys(j)], dv[tiles.keys(j)] = ((x * c).astype(dk.dtype) for x, c in zip(sums, factors, strict=True))
 
