@@ -89,7 +89,7 @@ def torch_steps(
     return steps
 
 
-def trainer(run: Any, batches: Sequence[dict[str, Any]], labels: Sequence[str] = ()) -> Worker:
+def trainer(run: Any, batches: Sequence[dict[str, Any]], labels: tuple[str, ...] = ()) -> Worker:
     """Our own training step, over these batches in turn; fields come in any type and are cast to their own."""
     import jax
     import numpy as np
