@@ -18,6 +18,7 @@ import numpy as np
 from contexture.data.tasks.batch.batches import task_fields
 from contexture.models import elmo
 from contexture.models.config import WORD_CHARS
+from contexture.models.heads.chunked_softmax import TIE
 from contexture.models.heads.crf import CrfOutput
 from contexture.models.model import Outputs
 from contexture.train.settings.run import Run
@@ -59,8 +60,8 @@ class NoLoss:
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """loss = log Σ exp(logits) - logits[label] in nats, and whether it is a hit (0, 1): (…, V), i32 (…) → (…), (…).
 
-    A hit, in every accuracy of the project: the label's logit is strictly greater than all others. A tie is no hit, so
-    a model that gives all labels the same logit scores 0; nor is NaN.
+    A hit, in every accuracy of the project: the label's logit is greater than all others, by more than TIE. A tie is no
+    hit, so a model that gives all labels the same logit scores 0; nor is NaN.
     """
     logits = logits.astype(jnp.float32)
     # The label's logit is selected by comparison, not by a gather: a vocabulary that is sharded stays sharded. A label
@@ -71,17 +72,22 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.
     # two contributions cancel.
     shifted = logits - jax.lax.stop_gradient(jnp.maximum(label, others))[..., None]
     chosen = jnp.where(is_label, shifted, 0.0).sum(-1)
-    return jnp.log(jnp.exp(shifted).sum(-1)) - chosen, (label > others).astype(jnp.float32)
+    return jnp.log(jnp.exp(shifted).sum(-1)) - chosen, (label - others > TIE).astype(jnp.float32)
+
+
+def best_place(scores: Array) -> Array:
+    """Scores (…, C) → the place of the best, of a tie the first; 0 where the greatest is NaN."""
+    return cast(Array, (scores >= scores.max(-1, keepdims=True) - TIE).argmax(-1))
 
 
 def has_best(scores: Array) -> Array:
-    """Scores (…, C) → whether one is strictly greater than all others: without one (a tie, NaN) there is no hit."""
-    # NaN equals nothing, not even itself: a row with NaN as its maximum has no best.
-    return cast(Array, (scores == scores.max(-1, keepdims=True)).sum(-1) == 1)
+    """Scores (…, C) → whether one is greater than all others: without one (a tie, NaN) there is no hit."""
+    # No comparison with NaN is true: a row with NaN as its maximum has no best.
+    return cast(Array, (scores >= scores.max(-1, keepdims=True) - TIE).sum(-1) == 1)
 
 
 def is_hit(scores: np.ndarray, label: int) -> bool:
-    """Scores (C,) → whether the label's is strictly greater than all others, as in `cross_entropy`."""
+    """Scores (C,) → whether the label's is greater than all others, as in `cross_entropy`."""
     return bool(has_best(scores)) and int(scores.argmax()) == label
 
 
@@ -108,7 +114,10 @@ def span_candidates(logits_BLC: jax.Array, mask_BL: jax.Array, count: int) -> di
     # Place 0 is the first token ([CLS]), where a question without an answer has both ends (run_squad.py).
     best: dict[str, jax.Array] = {"null_scores": logits_BLC[:, 0].sum(-1)}
     for number, end in enumerate(("start", "end")):
-        best[f"{end}_scores"], best[f"{end}_places"] = jax.lax.top_k(inside_BLC[:, :, number], count)
+        inside_BL = inside_BLC[:, :, number]
+        # In steps of TIE, so that places which differ by rounding alone are ranked by their order.
+        places_Bn = best[f"{end}_places"] = jax.lax.top_k(jnp.round(inside_BL / TIE), count)[1]
+        best[f"{end}_scores"] = jnp.take_along_axis(inside_BL, places_Bn, 1)
     return best
 
 
@@ -321,9 +330,9 @@ class Tag:
             # The best chain may hold a tag that is not its word's most probable one; its own marginal is the score.
             scores_BL = jnp.take_along_axis(answer.marginals_BLC, answer.best_BL[:, :, None], 2)[:, :, 0]
             return {"tags": answer.best_BL, "scores": scores_BL, "may_hit": jnp.isfinite(scores_BL)}
-        # The argmax of a tie, or of NaN, is its first tag, which `cross_entropy` would not count as a hit.
+        # The best of a tie, or of NaN, is its first tag, which `cross_entropy` would not count as a hit.
         scores_BLC = jax.nn.softmax(answer)
-        tags_BL, may_hit_BL = scores_BLC.argmax(-1).astype(jnp.int32), has_best(scores_BLC)
+        tags_BL, may_hit_BL = best_place(scores_BLC).astype(jnp.int32), has_best(scores_BLC)
         return {"tags": tags_BL, "scores": scores_BLC.max(-1), "may_hit": may_hit_BL}
 
 

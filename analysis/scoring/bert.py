@@ -29,6 +29,7 @@ from contexture.data.tokenizers.checked_text import encode_checked
 from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.models.config import BertConfig
 from contexture.models.families import build
+from contexture.models.heads.chunked_softmax import TIE
 from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params
 
@@ -118,7 +119,7 @@ def _losses(config: BertConfig, vocabulary: int, params: Params, batch: Batch) -
     # A tie is no hit, as in `TokenLosses`.
     others_BV = jnp.where(jnp.arange(vocabulary)[None] == labels_B1, -jnp.inf, logits_BV)
     losses_B1 = -jnp.take_along_axis(jax.nn.log_softmax(logits_BV), labels_B1, 1)
-    return losses_B1, own_B1 > others_BV.max(1, keepdims=True)
+    return losses_B1, own_B1 - others_BV.max(1, keepdims=True) > TIE
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

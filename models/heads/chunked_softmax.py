@@ -24,6 +24,9 @@ MAX_LOGITS = 1 << 24
 sequence has more."""
 _LOGITS_PER_GIB = 1 << 21
 """On other devices, for each GiB of their memory: 8 MiB. A chunk reads and writes the table's gradient once."""
+TIE = 1e-5
+"""Logits and scores that differ by no more are equal. Their rounding, which depends on what else is in a batch and in a
+row, is smaller: neither answers nor hits depend on it."""
 Tables: TypeAlias = tuple[jax.Array, jax.Array | None]
 """(table, bias or None), or their gradients."""
 Losses: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
@@ -41,7 +44,7 @@ class TokenLosses:
     Args:
         total: Σ weight · loss, the only one with a gradient.
         loss_BL: -log p of each next token, in nats.
-        hit_BL: 1 where the next token's logit is greater than all others, else 0 (a tie is no hit, as in
+        hit_BL: 1 where the next token's logit is greater than all others by more than TIE, else 0 (as in
             train.objectives.cross_entropy).
     """
 
@@ -192,7 +195,7 @@ def _chunk_loss(
     top_BL = jnp.maximum(others_BL, label_BL)
     exp_BLV = jnp.exp(logits_BLV - top_BL[..., None])
     sum_BL = exp_BLV.sum(-1)
-    loss_BL, hit_BL = top_BL + jnp.log(sum_BL) - label_BL, (label_BL > others_BL).astype(jnp.float32)
+    loss_BL, hit_BL = top_BL + jnp.log(sum_BL) - label_BL, (label_BL - others_BL > TIE).astype(jnp.float32)
     if not gradient:
         return (loss_BL, hit_BL, None), None
     # softmax = exp/sum, with the weight and 1/sum as one factor per position.

@@ -13,7 +13,7 @@ from contexture.train.evaluation import task_metrics
 from contexture.train.evaluation.figures import LabelledPredictions
 from contexture.train.evaluation.spans import SpanAnswer, SpanCollector
 from contexture.train.evaluation.task_metrics import FileRow, LabelRow, Tags, rows_by_file
-from contexture.train.objectives import has_best
+from contexture.train.objectives import best_place, has_best
 
 Numbers: TypeAlias = NDArray[np.int32] | NDArray[np.float64]
 """A number for each example or word: of its label (i32), or its target (f64)."""
@@ -134,7 +134,7 @@ class ClassCollector(PredictionCollector):
 
     def records(self, rows: Rows, outputs: dict[str, np.ndarray]) -> list[dict[str, object]]:
         gold, scores_BC, labels = rows["label"].astype(np.int32), outputs["scores"], self.split.labels
-        predicted = scores_BC.argmax(-1).astype(np.int32)
+        predicted = best_place(scores_BC).astype(np.int32)
         self._gold.append(gold)
         # -1 for a tie or NaN: wrong in every metric, while the record below names the first of the best.
         self._predicted.append(np.where(has_best(scores_BC), predicted, -1).astype(np.int32))

@@ -11,6 +11,7 @@ from contexture.data.tasks.batch.batches import ExampleOrder, HeldOutTask
 from contexture.data.tasks.read.examples import QuestionExample
 from contexture.data.tasks.store.example_store import ExampleSplit, ExampleStore, Rows
 from contexture.data.tasks.store.span_store import SpanSplit, token_places
+from contexture.models.heads.chunked_softmax import TIE
 from contexture.train.evaluation import squad_metrics
 from contexture.train.evaluation.squad_metrics import Scored
 from contexture.train.evaluation.task_metrics import FileRow, LabelRow, rows_by_file
@@ -105,7 +106,8 @@ class SpanCollector:
         spans = np.concatenate(self._windows)
         n_best: list[SpanAnswer] = []
         seen = set[str]()
-        for begin, end, score in spans[np.argsort(-spans[:, 2], kind="stable")]:
+        # In steps of TIE: what differs by rounding alone stays in the order of windows and places.
+        for begin, end, score in spans[np.argsort(-np.round(spans[:, 2] / TIE), kind="stable")]:
             text = question.context[int(begin) : int(end)]
             start, text = int(begin) + len(text) - len(text.lstrip()), text.strip()
             # The same words at another place are no further answer.
@@ -118,11 +120,11 @@ class SpanCollector:
         best, null = n_best[0] if n_best else None, self._null - n_best[0]["score"] if n_best else np.inf
         if self.rules.unanswerable and np.isfinite(self._null):
             # On a tie the span comes first: the original appends "no answer" after all spans, and sorts stably.
-            at = sum(each["score"] >= self._null for each in n_best)
+            at = sum(each["score"] >= self._null - TIE for each in n_best)
             n_best.insert(at, {"text": "", "start": 0, "score": float(self._null), "probability": 0.0})
         _normalise(n_best)
         # not <=: a NaN gives no answer.
-        silent = self.rules.unanswerable and not null <= self.rules.threshold
+        silent = self.rules.unanswerable and not null <= self.rules.threshold + TIE
         text = best["text"] if best and not silent else ""
         broken = bool(np.isnan(self._null))
         self._score(question, text, best["text"] if best else "", float(null), broken)
