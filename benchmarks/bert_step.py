@@ -1,7 +1,7 @@
 """One BERT training step, ours against transformers on torch, on this machine's CPU: `make bench`.
 
-A step is forward (masked words and next sentence, dropout 0.1), backward, global-norm clip and AdamW, in float32. The
-contenders:
+A step is forward (masked words and next sentence, dropout 0.1), backward, global-norm clip and AdamW, in float32 or
+with `--dtype bfloat16` (torch's autocast). The contenders:
 
     torch     BertForPreTraining as its users run it: labels and softmax at all positions
     gathered  the same model, its masked-word head at the 20 prediction slots alone
@@ -133,7 +133,7 @@ def ours(args: argparse.Namespace) -> Worker:
 
     layers, hidden, heads, ffn = SIZES[args.size]
     run = Run(
-        model=BertConfig(vocab=VOCAB, layers=layers, hidden=hidden, heads=heads, ffn=ffn),
+        model=BertConfig(vocab=VOCAB, layers=layers, hidden=hidden, heads=heads, ffn=ffn, dtype=args.dtype),
         data=DataConfig(batch=args.batch, length=args.length, max_predictions=args.predictions),
         optim=OptimConfig(name="adamw", schedule="linear", warmup=10_000),
     )
@@ -153,6 +153,7 @@ def main() -> None:
     options.add_argument("--batch", type=int, default=16)
     options.add_argument("--length", type=int, default=128)
     options.add_argument("--predictions", type=int, default=20)
+    options.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="torch: of its autocast")
     args = options.parse_args()
     if args.worker:
         work(args, WORKERS)
