@@ -88,11 +88,15 @@ demo: $(RUNTIME)
 
 bench: $(PARITY)
 	$(BIN)/python benchmarks/bert_step.py
+	$(BIN)/python benchmarks/bert_step.py --dtype bfloat16 --rounds 4
 	$(BIN)/python benchmarks/shakespeare.py speed
 	$(BIN)/python benchmarks/elmo_step.py --steps 2 --rounds 4
 	$(BIN)/python benchmarks/writing.py --lines 1
 	$(BIN)/python benchmarks/writing.py --lines 16
 	$(BIN)/python benchmarks/calls.py
+	$(BIN)/python benchmarks/short_texts.py --what finetune --warmup 32 --rounds 3
+	$(BIN)/python benchmarks/short_texts.py --what predict --rounds 3
+	$(BIN)/python benchmarks/short_texts.py --what embed --rounds 3
 
 gpu-plans: $(STAMP) ## trainings compiled for one GPU: docs/gpus.md; needs the extra [plan-gpu]
 	$(PIP) install -e ".[plan-gpu]"

@@ -12,7 +12,7 @@ FLOPs by PaLM's convention (appendix B: all pairs of attention, also those that 
 padding), over the data sheet's dense bfloat16 peak. `harness.py` says how they are measured; here several
 contenders compile at once, and wait for each other.
 
-    python benchmarks/accelerator.py [--only bert gpt] [--to figures.json] [--trace FOLDER]
+    python benchmarks/accelerator.py [--workload bert gpt] [--to figures.json] [--trace FOLDER]
 
 Some eight minutes on an H200. `--tiny --platform cpu` tries all of it on small models.
 """
@@ -373,6 +373,9 @@ def main() -> None:
             figures["seconds"] = time.perf_counter() - began
             if args.to:
                 args.to.write_text(json.dumps(figures, indent=1) + "\n", "utf-8")
+    if args.json:
+        print(json.dumps(figures))
+        return
     print(f"{gpu['name']}, {args.dtype}, {figures['seconds']:.0f} s in all")
     print(f"{args.rounds} rounds: median (lowest-highest)")
     Console(width=140).print(table(figures))

@@ -122,6 +122,8 @@ def point(name: str, size: int) -> dict[str, float]:
 
 
 def slope(points: list[dict[str, float]], of: str) -> float:
+    if len(points) < 2:
+        return math.nan
     a, b = points[-2:]
     return math.log(b[of] / a[of]) / math.log(b["size"] / a["size"])
 

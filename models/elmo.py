@@ -141,7 +141,8 @@ def _look_up(words_RJ: jax.Array, index_BL: jax.Array) -> jax.Array:
     """Returns the words' vectors, BLJ."""
     # In float32 for the gradient: a frequent word sums hundreds of terms, which bfloat16 would lose, and which a GPU
     # adds one by one with a lock.
-    return constrain(words_RJ.astype(jnp.float32)[index_BL].astype(words_RJ.dtype), "BLJ")
+    wide = jnp.promote_types(words_RJ.dtype, jnp.float32)
+    return constrain(words_RJ.astype(wide)[index_BL].astype(words_RJ.dtype), "BLJ")
 
 
 def _concat_directions(directions: list[list[jax.Array]]) -> list[jax.Array]:

@@ -114,10 +114,7 @@ def span_candidates(logits_BLC: jax.Array, mask_BL: jax.Array, count: int) -> di
     # Place 0 is the first token ([CLS]), where a question without an answer has both ends (run_squad.py).
     best: dict[str, jax.Array] = {"null_scores": logits_BLC[:, 0].sum(-1)}
     for number, end in enumerate(("start", "end")):
-        inside_BL = inside_BLC[:, :, number]
-        # In steps of TIE, so that places which differ by rounding alone are ranked by their order.
-        places_Bn = best[f"{end}_places"] = jax.lax.top_k(jnp.round(inside_BL / TIE), count)[1]
-        best[f"{end}_scores"] = jnp.take_along_axis(inside_BL, places_Bn, 1)
+        best[f"{end}_scores"], best[f"{end}_places"] = jax.lax.top_k(inside_BLC[:, :, number], count)
     return best
 
 
@@ -331,9 +328,9 @@ class Tag:
             scores_BL = jnp.take_along_axis(answer.marginals_BLC, answer.best_BL[:, :, None], 2)[:, :, 0]
             return {"tags": answer.best_BL, "scores": scores_BL, "may_hit": jnp.isfinite(scores_BL)}
         # The best of a tie, or of NaN, is its first tag, which `cross_entropy` would not count as a hit.
-        scores_BLC = jax.nn.softmax(answer)
-        tags_BL, may_hit_BL = best_place(scores_BLC).astype(jnp.int32), has_best(scores_BLC)
-        return {"tags": tags_BL, "scores": scores_BLC.max(-1), "may_hit": may_hit_BL}
+        logits_BLC = answer.astype(jnp.float32)
+        tags_BL, may_hit_BL = best_place(logits_BLC).astype(jnp.int32), has_best(logits_BLC)
+        return {"tags": tags_BL, "scores": jax.nn.softmax(answer).max(-1), "may_hit": may_hit_BL}
 
 
 @dataclass(frozen=True)

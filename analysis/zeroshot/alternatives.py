@@ -17,7 +17,7 @@ from contexture.analysis.zeroshot.continuations import score_continuations
 from contexture.analysis.zeroshot.standard_error import of_sum, standard_error, standard_errors
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
-from contexture.train.objectives import is_hit
+from contexture.train.objectives import best_place, is_hit
 
 # Underscores within a word are no blank.
 _BLANK = re.compile(r"XXXXX|(?<![\w_])_+(?![\w_])")
@@ -120,4 +120,4 @@ def choose(
     result["truncated"] = sum(each.truncated > 0 for each in scored)
     result["convention"] = f"{convention_of(model.run.model)}; accuracy: {'; '.join(MEASURES.values())}"
     by_example = np.split(log_probs, ends)
-    return result | {"chosen": np.array([int(each.argmax()) for each in by_example]), "log_probs": by_example}
+    return result | {"chosen": np.array([int(best_place(each)) for each in by_example]), "log_probs": by_example}

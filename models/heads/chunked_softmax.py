@@ -25,8 +25,8 @@ sequence has more."""
 _LOGITS_PER_GIB = 1 << 21
 """On other devices, for each GiB of their memory: 8 MiB. A chunk reads and writes the table's gradient once."""
 TIE = 1e-5
-"""Logits and scores that differ by no more are equal. Their rounding, which depends on what else is in a batch and in a
-row, is smaller: neither answers nor hits depend on it."""
+"""Logits and scores that differ by no more are equal. The rounding of float32 scores of a usual size, which depends on
+what else is in a batch and in a row, is smaller: neither answers nor hits depend on it."""
 Tables: TypeAlias = tuple[jax.Array, jax.Array | None]
 """(table, bias or None), or their gradients."""
 Losses: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]

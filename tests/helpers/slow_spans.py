@@ -68,8 +68,9 @@ def n_best(
         for own in scores[number]:
             order = sorted(own, key=lambda token, own=own: -own[token])  # of equals the first place
             tops.append(order[:count])
-        for start in tops[0]:
-            for end in tops[1]:
+        # By place, so that of spans with equal scores the first one wins.
+        for start in sorted(tops[0]):
+            for end in sorted(tops[1]):
                 if start not in window or end not in window:
                     continue
                 if most_context(start, inside) != number or end < start or end - start + 1 > longest:

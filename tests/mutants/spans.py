@@ -45,7 +45,7 @@ SPANS = (
         ("span.answer-too-long", "& (length <= self.rules.answer_length)", "", _N_BEST),
         ("span.same-text-twice", "if text and text not in seen:", "if text:", _N_BEST),
         ("span.null-of-the-last-window", "min(self._null, null) if null == null", "null if null == null", _N_BEST),
-        ("span.threshold-forgotten", "not null <= self.rules.threshold", "null > 0", _THRESHOLD),
+        ("span.threshold-forgotten", "not null <= (self.rules.threshold or TIE)", "null > 0", _THRESHOLD),
     ),
     *mutants_of(
         "train/evaluation/squad_metrics.py",

@@ -148,8 +148,6 @@ TRAINING = (
          "models/test_logits.py::test_a_hit_is_a_label_whose_logit_is_greater_than_all_others"),
         ("loss.answers-by-rounding", "keepdims=True) - TIE).argmax(-1)", "keepdims=True)).argmax(-1)",
          "train/evaluation/test_ties.py"),
-        ("loss.ends-ranked-by-rounding", "top_k(jnp.round(inside_BL / TIE), count)", "top_k(inside_BL, count)",
-         "train/evaluation/test_ties.py"),
         ("perplexity.no-exponential", 'jnp.exp(x) if name.endswith("perplexity") else x', "x",
          "train/test_objectives.py"),
     ),

@@ -134,10 +134,13 @@ class ClassCollector(PredictionCollector):
 
     def records(self, rows: Rows, outputs: dict[str, np.ndarray]) -> list[dict[str, object]]:
         gold, scores_BC, labels = rows["label"].astype(np.int32), outputs["scores"], self.split.labels
-        predicted = best_place(scores_BC).astype(np.int32)
+        # Probabilities' logarithms differ as the logits do, by which ties are told.
+        with np.errstate(divide="ignore"):
+            logs_BC = np.log(scores_BC)
+        predicted = best_place(logs_BC).astype(np.int32)
         self._gold.append(gold)
         # -1 for a tie or NaN: wrong in every metric, while the record below names the first of the best.
-        self._predicted.append(np.where(has_best(scores_BC), predicted, -1).astype(np.int32))
+        self._predicted.append(np.where(has_best(logs_BC), predicted, -1).astype(np.int32))
         self._confidence.append(scores_BC.max(-1).astype(np.float64))
         # Six digits are enough for people, and files stay small; an example with fewer alternatives names only its own.
         return [

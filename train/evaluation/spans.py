@@ -96,8 +96,10 @@ class SpanCollector:
         # All pairs of the n best starts and ends at once: [starts, ends].
         length = ends[None, :] - starts[:, None] + 1
         fits = good["start"][:, None] & good["end"][None, :] & (length >= 1) & (length <= self.rules.answer_length)
-        # Row-major: the original goes over starts first, and its sort is stable.
+        # By place. Differs: the original's order is that of the best starts, which rounding changes.
         first, last = np.nonzero(fits)
+        by_place = np.lexsort((ends[last], starts[first]))
+        first, last = first[by_place], last[by_place]
         scores = outputs["start_scores"].astype(np.float64)[first] + outputs["end_scores"].astype(np.float64)[last]
         return np.stack([places["begin"][starts[first]], places["end"][ends[last]], scores], 1)
 
@@ -106,8 +108,7 @@ class SpanCollector:
         spans = np.concatenate(self._windows)
         n_best: list[SpanAnswer] = []
         seen = set[str]()
-        # In steps of TIE: what differs by rounding alone stays in the order of windows and places.
-        for begin, end, score in spans[np.argsort(-np.round(spans[:, 2] / TIE), kind="stable")]:
+        for begin, end, score in map(spans.__getitem__, ranked(spans[:, 2])):
             text = question.context[int(begin) : int(end)]
             start, text = int(begin) + len(text) - len(text.lstrip()), text.strip()
             # The same words at another place are no further answer.
@@ -124,7 +125,8 @@ class SpanCollector:
             n_best.insert(at, {"text": "", "start": 0, "score": float(self._null), "probability": 0.0})
         _normalise(n_best)
         # not <=: a NaN gives no answer.
-        silent = self.rules.unanswerable and not null <= self.rules.threshold + TIE
+        # A threshold that was searched lies between two questions. At the usual one, 0, both may be equal.
+        silent = self.rules.unanswerable and not null <= (self.rules.threshold or TIE)
         text = best["text"] if best and not silent else ""
         broken = bool(np.isnan(self._null))
         self._score(question, text, best["text"] if best else "", float(null), broken)
@@ -168,6 +170,18 @@ class SpanCollector:
         kinds = [has_answer for has_answer, count in zip((True, False), counts, strict=False) if count]
         zero = (0.0, 0.0)
         return list(squad_metrics.figures([Scored(each, zero, zero, zero, 0.0) for each in kinds or (True,)]))
+
+
+def ranked(scores: NDArray[np.float64]) -> Iterator[int]:
+    """Yields the places of scores, the greatest first; those that are within TIE of the greatest of them by place."""
+    order, first = np.argsort(-scores, kind="stable"), 0
+    while first < len(order):
+        end = first + 1
+        # No comparison with NaN is true: each is alone.
+        while end < len(order) and scores[order[end]] >= scores[order[first]] - TIE:
+            end += 1
+        yield from sorted(order[first:end].tolist())
+        first = end
 
 
 def _normalise(n_best: list[SpanAnswer]) -> None:

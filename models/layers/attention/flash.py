@@ -129,7 +129,7 @@ def _flash_forward(
         return kernel.module.forward(kernel.sizes, scalars, inputs, kernel.interpret)
 
     y, saved = _on_each_device(kernel, forward, inputs, numbers)
-    # The inputs are kept as the kernel takes them, padded and transposed, so the backward pass converts nothing.
+    # The inputs are kept as the kernel takes them, so the backward pass converts nothing.
     return y, (inputs, numbers, saved)
 
 

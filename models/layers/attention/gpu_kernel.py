@@ -35,9 +35,14 @@ from contexture.models.layers.attention.tiles import (
 ORDER = "BLHK"
 """The order of the arrays' dims: the model's own, so that nothing is transposed. A tile's rows then lie H·K apart."""
 _SCALARS = len(Scalars._fields)
-_WARPS, _STAGES = 4, 3
-"""Of a program, and of its pipeline of loads. Measured on an H200: two stages take 7 to 18 % longer, eight warps twice
-as long, and larger tiles than 64 × 64 a fifth longer at least."""
+_WARPS = 4
+"""Of a program. Measured on an H200: eight take twice as long, and tiles larger than 64 × 64 a fifth longer."""
+
+
+def _stages(width: int) -> int:
+    """Returns the stages of a program's pipeline of loads: on an H200 two take 7 to 18 % longer than three."""
+    # Three of wider heads do not fit the 99 KiB that the programs of an L4 or an RTX 4090 share.
+    return 3 if width <= 64 else 2
 
 
 def blocks(length: int, width: int, dtype: DTypeLike) -> tuple[int, int]:
@@ -297,7 +302,7 @@ def _call(
         in_specs=[*numbers, *map(whole, arrays)],
         out_specs=[whole(x) for x in results],
         out_shape=results,
-        compiler_params=plgpu.CompilerParams(num_warps=_WARPS, num_stages=_STAGES),
+        compiler_params=plgpu.CompilerParams(num_warps=_WARPS, num_stages=_stages(q.shape[3])),
         cost_estimate=cost(s, q.shape[::2], q.shape[3], products, (*arrays, *results)),
         interpret=interpret,
         name=f"attention{kernel.__name__}",

@@ -102,8 +102,7 @@ class Saved(NamedTuple):
     """
 
     norm: jax.Array
-    """BH2L, or B2HL where H is the third dim of q, float32: each query's largest logit, and its sum of
-    exp(logit - largest)."""
+    """float32: each query's largest logit, and its sum of exp(logit - largest); BH2L. On GPUs 1 over that sum; B2HL."""
     y: jax.Array | None
     rounding: jax.Array | None
     """The result before it was rounded, less y."""

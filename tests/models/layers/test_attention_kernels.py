@@ -47,11 +47,11 @@ def tiled(kernel: str, name: str) -> Tiled:
     return Tiled(kernel, *((16, 64) if (kernel, name) == ("tpu", "causal_16_bit") else TILES[kernel]))
 
 
-def assert_alike(kernel: Tiled, case: Case, seed: int, offset: int) -> None:
+def assert_alike(kernel: Tiled, case: Case, seed: int, offset: int, times: int) -> None:
     """The kernel gives what the reference gives.
 
-    In bfloat16 both are measured against the reference in float32, of the same numbers: the kernel may be as far off as
-    the reference, and by the result's own rounding.
+    In bfloat16 both are measured against the reference in float32, of the same numbers: the kernel may be so many times
+    as far off as the reference, and by the result's own rounding.
     """
     mask, key = draw_mask(case, seed), draw_key(case.rows, seed)
     arrays = draw_arrays(case.shape, case.dtype, seed, offset)
@@ -63,7 +63,7 @@ def assert_alike(kernel: Tiled, case: Case, seed: int, offset: int) -> None:
     q, k, v, dy = (x.astype(jnp.float32) for x in arrays)
     exact = by_reference(case._replace(dtype="float32"), (q, k, v, dy), mask, key)
     for name, a, b, c in zip(NAMES, actual, same, exact, strict=True):
-        near(a, c, name, 2**-8 + (off(b, c, name) if c.any() else 0.0))
+        near(a, c, name, 2**-8 + (times * off(b, c, name) if c.any() else 0.0))
 
 
 def near(a: np.ndarray, b: np.ndarray, name: str, tolerance: float) -> None:
@@ -87,7 +87,7 @@ def near(a: np.ndarray, b: np.ndarray, name: str, tolerance: float) -> None:
 def test_a_kernel_is_the_reference(kernel: str, name: str, seed: int, offset: int):
     """Whatever the arrays, the padding, the documents, the window and the dropout's key."""
     # In float32 the reference's own rounding grows with the offset.
-    assert_alike(tiled(kernel, name), CASES[name], seed, offset if "16_bit" in name else 0)
+    assert_alike(tiled(kernel, name), CASES[name], seed, offset if "16_bit" in name else 0, times=1)
 
 
 @pytest.mark.parametrize("kernel", ["gpu", *long(*(kernel for kernel in KERNELS if kernel != "gpu"))])
@@ -117,7 +117,7 @@ def test_a_kernel_is_the_reference_whatever_its_tiles(kernel: str, data: st.Data
     tiles = data.draw(st.sampled_from([(16, 16), (32, 16), (16, 64), (128, 128)]), label="tiles")
     seed, offset = data.draw(st.integers(0, 10**6), label="seed"), data.draw(st.sampled_from([0, 4]), label="offset")
     case = Case(kind, length, width, dtype, rate, rows, heads)
-    assert_alike(Tiled(kernel, *tiles), case, seed, offset if dtype == "bfloat16" else 0)
+    assert_alike(Tiled(kernel, *tiles), case, seed, offset if dtype == "bfloat16" else 0, times=2)
 
 
 @pytest.mark.parametrize(

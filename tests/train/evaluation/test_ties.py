@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contexture.models.heads.chunked_softmax import TIE, next_token_loss
-from contexture.train.objectives import best_place, cross_entropy, has_best, is_hit, span_candidates
+from contexture.train.evaluation.spans import ranked
+from contexture.train.objectives import best_place, cross_entropy, has_best, is_hit
 
 ROUNDING = 3e-7
 
@@ -37,18 +38,14 @@ def test_nan_is_no_best_and_infinity_is():
     assert cross_entropy(jnp.array([[1.0, -inf]]), jnp.array([0]))[1].tolist() == [1]
 
 
-def test_ends_of_answers_that_differ_by_rounding_are_ranked_by_place():
-    rng = np.random.default_rng(0)
-    logits = np.repeat(rng.integers(0, 4, (3, 12, 1)) / 8, 2, 2).astype(np.float32)
-    mask = jnp.ones((3, 12), jnp.int32)
-    exact = span_candidates(jnp.asarray(logits), mask, 6)
-    for _ in range(5):
-        nearly = logits + rng.uniform(-ROUNDING, ROUNDING, logits.shape).astype(np.float32)
-        found = span_candidates(jnp.asarray(nearly), mask, 6)
-        for end in ("start", "end"):
-            assert found[f"{end}_places"].tolist() == exact[f"{end}_places"].tolist()
-            own = np.take_along_axis(nearly[:, :, 0 if end == "start" else 1], np.asarray(found[f"{end}_places"]), 1)
-            assert np.asarray(found[f"{end}_scores"]).tolist() == own.tolist()  # what is reported is not rounded
+@given(st.integers(0, 2**32 - 1), st.floats(-20, 20))
+def test_spans_that_differ_by_rounding_are_ranked_by_place(seed, offset):
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(0, 4, 12) / 8 + offset
+    expected = [*ranked(scores)]
+    assert expected == np.lexsort((np.arange(12), -scores)).tolist()
+    assert [*ranked(scores + rng.uniform(-ROUNDING, ROUNDING, 12))] == expected
+    assert sorted(ranked(np.where(rng.random(12) < 0.3, np.nan, scores))) == [*range(12)]
 
 
 @pytest.mark.parametrize(("lead", "hit"), [(0.0, 0), (TIE / 2, 0), (2 * TIE, 1)])
