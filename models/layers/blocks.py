@@ -110,11 +110,11 @@ split_columns.defvjp(
 
 @jax.custom_vjp
 def normalise(x: jax.Array, eps: float) -> jax.Array:
-    """(x - mean)/sqrt(var + eps) over the last dim. The backward pass keeps x, the mean and the scale."""
+    """(x - mean)/sqrt(var + eps) over the last dim. The backward pass keeps the result and the scale, not x."""
     return _normalise_forward(x, eps)[0]
 
 
-def _normalise_forward(x: jax.Array, eps: float) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+def _normalise_forward(x: jax.Array, eps: float) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     mean = x.mean(-1, keepdims=True)
     # Two passes, mean((x - mean)²). The one-pass mean(x²) - mean² cancels where the mean is large.
     scale = jax.lax.rsqrt(jnp.square(x - mean).mean(-1, keepdims=True) + eps)
@@ -122,13 +122,13 @@ def _normalise_forward(x: jax.Array, eps: float) -> tuple[jax.Array, tuple[jax.A
     # rows in the same kernel.
     if platform() == "gpu":
         mean, scale = jax.lax.optimization_barrier((mean, scale))
-    return (x - mean) * scale, (x, mean, scale)
-
-
-def _normalise_backward(saved: tuple[jax.Array, jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, None]:
-    # dx = scale · (dy - mean(dy) - y · mean(dy · y)): the parts of dy along 1 and along y are those that norm removes.
-    x, mean, scale = saved
     y = (x - mean) * scale
+    return y, (y, scale)
+
+
+def _normalise_backward(saved: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, None]:
+    # dx = scale · (dy - mean(dy) - y · mean(dy · y)): the parts of dy along 1 and along y are those that norm removes.
+    y, scale = saved
     return scale * (dy - dy.mean(-1, keepdims=True) - y * (dy * y).mean(-1, keepdims=True)), None
 
 
