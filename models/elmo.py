@@ -139,8 +139,8 @@ class Elmo(nn.Module):
 
 def _look_up(words_RJ: jax.Array, index_BL: jax.Array) -> jax.Array:
     """Returns the words' vectors, BLJ."""
-    # In float32 for the gradient: a frequent word sums hundreds of terms, which bfloat16 would lose, and which a GPU
-    # adds one by one with a lock.
+    # In float32 for the gradient: a frequent word sums hundreds of terms, of which bfloat16 would lose the small ones,
+    # and a GPU has fast atomic additions for float32 alone.
     wide = jnp.promote_types(words_RJ.dtype, jnp.float32)
     return constrain(words_RJ.astype(wide)[index_BL].astype(words_RJ.dtype), "BLJ")
 

@@ -134,7 +134,7 @@ class ClassCollector(PredictionCollector):
 
     def records(self, rows: Rows, outputs: dict[str, np.ndarray]) -> list[dict[str, object]]:
         gold, scores_BC, labels = rows["label"].astype(np.int32), outputs["scores"], self.split.labels
-        # Probabilities' logarithms differ as the logits do, by which ties are told.
+        # Two log-probabilities have the difference of their logits, which decides a tie.
         with np.errstate(divide="ignore"):
             logs_BC = np.log(scores_BC)
         predicted = best_place(logs_BC).astype(np.int32)
