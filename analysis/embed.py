@@ -11,13 +11,12 @@ import numpy as np
 
 from contexture.analysis.options import EmbedOptions
 from contexture.analysis.pooling import POOLINGS, Pool
-from contexture.data.binary_files import I64
 from contexture.data.bucketing import check_batch, chunks, power_of_two, sorted_batches, windows
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.families.splitting import SplitWords, Units
 from contexture.data.layouts import Batch
-from contexture.data.packing import Shape, fill, in_rows
+from contexture.data.packing import RowFiller, in_rows
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.models.config import ModelConfig
@@ -168,19 +167,15 @@ class _Layout:
 
     def in_rows(self) -> Iterator[_Window]:
         """Sentences of tokens: several in a row."""
-        shape = None
+        filler = RowFiller(self.batch)
         for window in windows(self.sentences, self.batch, self.floats):
-            lengths = np.array([len(units) for units in window], np.int64)
-            # The first window sets the shape of later ones, unless these have a longer sentence.
-            if shape is None or lengths.max() > shape.width:
-                shape = Shape.for_lengths(np.maximum(lengths, 1), self.batch)
-            yield window, self._filled(window, lengths, shape)
+            yield window, self._filled(window, filler)
 
-    def _filled(self, window: Sequence[Units], lengths: I64, shape: Shape) -> Iterator[_Fields]:
+    def _filled(self, window: Sequence[Units], filler: RowFiller) -> Iterator[_Fields]:
         assert not isinstance(self.tokenizer, OpenVocabulary)
-        for numbers, packing in fill(lengths, shape):
-            fields = self._lines([window[n] for n in numbers], 0, shape.width)
-            yield numbers.tolist(), in_rows(fields, packing, shape.slots, self.tokenizer.pad)
+        for numbers, packing, slots in filler.fill(np.array([len(units) for units in window], np.int64)):
+            fields = self._lines([window[n] for n in numbers], 0, packing.width)
+            yield numbers.tolist(), in_rows(fields, packing, slots, self.tokenizer.pad)
 
     def _lines(self, sentences: Sequence[Units], rows: int, length: int) -> Batch:
         return text_family(self.config).lines(sentences, rows, self.tokenizer, self.config.length, length)

@@ -255,6 +255,24 @@ def fill(lengths: I64, shape: Shape) -> Iterator[tuple[I64, Packing]]:
             yield numbers, placed(new[row[numbers]], lengths[numbers], height, shape.width)
 
 
+class RowFiller:
+    """Puts windows of sequences in batches of rows: in one shape, until a sequence is longer than a row."""
+
+    def __init__(self, batch: int) -> None:
+        """batch: sequences at a time."""
+        self.batch = batch
+        self._shape: Shape | None = None
+
+    def fill(self, lengths: I64) -> Iterator[tuple[I64, Packing, int]]:
+        """Yields batches that hold these sequences, each once: (their numbers, ascending; where they lie; how many
+        sequences the batch has room for)."""
+        # The first window sets the shape of later ones, so that few programs are compiled.
+        if self._shape is None or lengths.max() > self._shape.width:
+            self._shape = Shape.for_lengths(np.maximum(lengths, 1), self.batch)
+        slots = self._shape.slots
+        return ((numbers, packing, slots) for numbers, packing in fill(lengths, self._shape))
+
+
 def _with_slots(rows: list[int], counts: I64, slots: int) -> Iterator[list[int]]:
     """Yields the rows of a batch, in several groups where they have more sequences than there are slots."""
     group, used = list[int](), 0

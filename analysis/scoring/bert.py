@@ -12,9 +12,9 @@ from contexture.analysis.results import TextCounts, TextScore
 from contexture.analysis.scoring.scorer import (
     Continuation,
     Guesses,
+    PackedScorer,
     Prediction,
     Row,
-    TokenScorer,
     check_windows,
     fitted,
     guesses,
@@ -25,6 +25,7 @@ from contexture.analysis.scoring.scorer import (
 )
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, token_lines
+from contexture.data.packing import Packing, in_rows
 from contexture.data.tokenizers.checked_text import encode_checked
 from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.models.config import BertConfig
@@ -34,7 +35,7 @@ from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params
 
 
-class BertScorer(TokenScorer):
+class BertScorer(PackedScorer):
     """Rows are copies of a window between [CLS] and [SEP]; each copy has another token masked."""
 
     directions = ("masked",)
@@ -66,24 +67,22 @@ class BertScorer(TokenScorer):
         for place in range(1 + len(window) - new, 1 + len(window)):
             yield Row([*ids[:place], self.pieces.mask, *ids[place + 1 :]], (place,), (ids[place],), line)
 
-    def compute(self, rows: Sequence[Row], batch: int) -> dict[str, tuple[jax.Array, jax.Array]]:
-        return {"masked": _losses(self.config, self.vocabulary, self.params, self._fields(rows, batch))}
-
-    def places_of(self, row: Row) -> Sequence[int]:
-        """Returns 0, the only slot: the head predicts at the masked token alone."""
-        return (0,)
-
-    def _fields(self, rows: Sequence[Row], batch: int) -> Batch:
-        fields = token_lines([row.read for row in rows], batch, self.pieces.pad, self.config.length)
-        slots_B1, labels_B1 = np.zeros((batch, 1), np.int32), np.zeros((batch, 1), np.int32)
-        # Rows that fill up the batch predict position 0, and nobody reads it.
+    def laid_out(self, rows: Sequence[Row], packing: Packing, slots: int) -> tuple[Batch, list[np.ndarray]]:
+        """Returns a slot for each row: the head predicts at the masked token alone."""
+        fields = token_lines([row.read for row in rows], 0, self.pieces.pad, self.config.length, packing.width)
+        # Room that no row takes predicts at the first place, and nobody reads it.
+        slots_B1, labels_B1 = np.zeros((slots, 1), np.int32), np.zeros((slots, 1), np.int32)
         slots_B1[: len(rows)] = [row.places for row in rows]
         labels_B1[: len(rows)] = [row.labels for row in rows]
-        return {**fields, "slots": slots_B1, "labels": labels_B1}
+        batch = in_rows(fields, packing, slots, self.pieces.pad)
+        return {**batch, "slots": slots_B1, "labels": labels_B1}, list(np.arange(len(rows))[:, None])
 
-    def guess(self, rows: Sequence[Row], batch: int, top: int) -> list[dict[str, list[Prediction]]]:
-        guessed = _guesses(self.config, self.vocabulary, top, self.params, self._fields(rows, batch))
-        return [{"masked": [one]} for one in predictions_of(guessed, len(rows), self.pieces.token)]
+    def compute(self, fields: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+        return {"masked": _losses(self.config, self.vocabulary, self.params, fields)}
+
+    def guess(self, fields: Batch, places: np.ndarray, top: int) -> dict[str, list[Prediction]]:
+        guessed = _guesses(self.config, self.vocabulary, top, self.params, fields)
+        return {"masked": predictions_of(guessed, len(places), self.pieces.token)}
 
     def continuation(self, context: str, continuation: str, number: int) -> Continuation:
         before, own = split_tokens(context, continuation, number, self.pieces)

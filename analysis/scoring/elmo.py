@@ -10,6 +10,7 @@ import numpy as np
 from contexture.analysis.results import TextCounts, TextScore
 from contexture.analysis.scoring.scorer import (
     Continuation,
+    Planned,
     Prediction,
     Row,
     ScoredToken,
@@ -17,7 +18,7 @@ from contexture.analysis.scoring.scorer import (
     perplexity,
     predictions_of_vectors,
 )
-from contexture.data.bucketing import bucket
+from contexture.data.bucketing import bucket, chunks
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, elmo_lines
 from contexture.data.text.lines import sentences, split_lines
@@ -71,8 +72,17 @@ class ElmoScorer(TokenScorer):
         labels = [self.words.ids.get(word, self.words.unk) for word in sentence]
         return Row(sentence, range(len(sentence) + 1), [*labels, self.words.end], number)
 
-    def compute(self, rows: Sequence[Row], batch: int) -> dict[str, tuple[jax.Array, jax.Array]]:
-        return _losses(self.config, self.params, self.fields(rows, batch))
+    def planned(self, window: Sequence[Row], batch: int) -> Iterator[Planned]:
+        """Yields sentences with others of about their length, so that little is padding."""
+        order = sorted(range(len(window)), key=lambda number: len(window[number].read))
+        for numbers in chunks(order, batch):
+            rows = [window[number] for number in numbers]
+            fields = self.fields(rows, batch)
+            length = fields["index"].shape[1]
+            yield Planned(numbers, fields, [at * length + np.array(row.places) for at, row in enumerate(rows)])
+
+    def compute(self, fields: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+        return _losses(self.config, self.params, fields)
 
     def fields(self, rows: Sequence[Row], batch: int) -> Batch:
         """Returns a batch of lanes (`data.pretraining.bilm_lanes.FIELDS`), a sentence in each.
@@ -96,20 +106,18 @@ class ElmoScorer(TokenScorer):
             made |= {f"index{suffix}": read, f"next{suffix}": label, f"next_weights{suffix}": weight}
         return made
 
-    def guess(self, rows: Sequence[Row], batch: int, top: int) -> list[dict[str, list[Prediction]]]:
-        fields, head = self.fields(rows, batch), self.params["heads_bilm"]
+    def guess(self, fields: Batch, places: np.ndarray, top: int) -> dict[str, list[Prediction]]:
+        head = self.params["heads_bilm"]
         names = ("types", *(f"index{suffix}" for suffix in _FIELDS.values()))
         hidden_BLD = _hidden(self.config, self.params, {name: fields[name] for name in names})
-        guessed: list[dict[str, list[Prediction]]] = [{} for _ in rows]
-        for half, (direction, suffix) in enumerate(_FIELDS.items()):
-            at = [(number, place) for number, row in enumerate(rows) for place in row.places]
-            places = np.array([number for number, _ in at]), np.array([place for _, place in at])
-            # The forward half of D comes first.
-            x_PJ = jax.numpy.split(hidden_BLD, 2, -1)[half][places]
-            labels = fields[f"next{suffix}"][places].tolist()
-            own = iter(predictions_of_vectors(x_PJ, head["kernel"], head["bias"], labels, top, self.words))
-            for number, row in enumerate(rows):
-                guessed[number][direction] = [next(own) for _ in row.places]
+        # The forward half of D comes first.
+        halves = jax.numpy.split(hidden_BLD.reshape(-1, hidden_BLD.shape[-1]), 2, -1)
+        guessed: dict[str, list[Prediction]] = {}
+        for (direction, suffix), x_TJ in zip(_FIELDS.items(), halves, strict=True):
+            labels = fields[f"next{suffix}"].reshape(-1)[places].tolist()
+            guessed[direction] = predictions_of_vectors(
+                x_TJ[places], head["kernel"], head["bias"], labels, top, self.words
+            )
         return guessed
 
     def tokens(self, row: Row, predictions: dict[str, list[Prediction]]) -> list[ScoredToken]:

@@ -12,10 +12,10 @@ import numpy as np
 from contexture.analysis.results import TextCounts, TextScore
 from contexture.analysis.scoring.scorer import (
     Continuation,
+    PackedScorer,
     Prediction,
     Row,
     ScoredToken,
-    TokenScorer,
     check_windows,
     fitted,
     perplexity,
@@ -25,6 +25,7 @@ from contexture.analysis.scoring.scorer import (
 )
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, token_lines
+from contexture.data.packing import Packing, packed_batch
 from contexture.data.tokenizers.checked_text import encode_checked
 from contexture.models.config import GptConfig
 from contexture.models.families import build
@@ -33,7 +34,7 @@ from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params
 
 
-class GptScorer(TokenScorer):
+class GptScorer(PackedScorer):
     """Rows are windows of a document, which begins behind the end-of-document token if the vocabulary has one."""
 
     directions = ("forward",)
@@ -65,24 +66,23 @@ class GptScorer(TokenScorer):
                 places, labels = range(end - start - new, end - start), ids[end - new + 1 : end + 1]
                 yield Row(ids[start:end], places, labels, line, start == 0)
 
-    def compute(self, rows: Sequence[Row], batch: int) -> dict[str, tuple[jax.Array, jax.Array]]:
-        scored = _next_tokens(self.config, self.params, self._fields(rows, batch))
+    def laid_out(self, rows: Sequence[Row], packing: Packing, slots: int) -> tuple[Batch, list[np.ndarray]]:
+        lines = token_lines([row.read for row in rows], 0, self.tokenizer.pad, self.length, packing.width)
+        sequences = {"tokens": lines["tokens"], "next": np.zeros_like(lines["tokens"])}
+        for number, row in enumerate(rows):
+            sequences["next"][number, list(row.places)] = row.labels
+        fields = packed_batch(sequences, packing, self.tokenizer.pad)
+        places = [begin + np.array(row.places, np.int64) for begin, row in zip(packing.begins, rows, strict=True)]
+        return {**fields, "mask": (fields["packs"] > 0).astype(np.int32)}, places
+
+    def compute(self, fields: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+        scored = _next_tokens(self.config, self.params, fields)
         return {"forward": (scored.loss_BL, scored.hit_BL)}
 
-    def _fields(self, rows: Sequence[Row], batch: int) -> Batch:
-        fields = token_lines([row.read for row in rows], batch, self.tokenizer.pad, self.length)
-        next_BL = np.zeros_like(fields["tokens"])
-        for number, row in enumerate(rows):
-            next_BL[number, list(row.places)] = row.labels
-        return {"tokens": fields["tokens"], "mask": fields["mask"], "next": next_BL}
-
-    def guess(self, rows: Sequence[Row], batch: int, top: int) -> list[dict[str, list[Prediction]]]:
-        hidden_BLD, table_VD = _hidden(self.config, self.params, self._fields(rows, batch))
-        at = [(number, place) for number, row in enumerate(rows) for place in row.places]
-        x_PD = hidden_BLD[np.array([number for number, _ in at]), np.array([place for _, place in at])]
-        labels = [label for row in rows for label in row.labels]
-        own = iter(predictions_of_vectors(x_PD, table_VD, None, labels, top, self.tokenizer))
-        return [{"forward": [next(own) for _ in row.places]} for row in rows]
+    def guess(self, fields: Batch, places: np.ndarray, top: int) -> dict[str, list[Prediction]]:
+        hidden_XYD, table_VD = _hidden(self.config, self.params, fields)
+        x_PD, labels = hidden_XYD.reshape(-1, hidden_XYD.shape[-1])[places], fields["next"].reshape(-1)[places]
+        return {"forward": predictions_of_vectors(x_PD, table_VD, None, labels.tolist(), top, self.tokenizer)}
 
     def tokens(self, row: Row, predictions: dict[str, list[Prediction]]) -> list[ScoredToken]:
         """Returns a row's tokens; without an end-of-document token also a document's first, which nothing predicts."""

@@ -3,13 +3,10 @@
 from collections.abc import Iterable, Iterator
 
 from contexture.analysis.results import TextCounts, TextScore
-from contexture.analysis.scoring.scorer import Row, ScoredToken, TokenScorer
-from contexture.data.bucketing import check_batch, chunks
+from contexture.analysis.scoring.scorer import ScoredToken, TokenScorer
+from contexture.data.bucketing import check_batch
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
-
-_SORTED, _TOKENS = 64, 1 << 21
-"""Sort window: at most this many batches and this many tokens; batches of rows of one length have no padding."""
 
 
 def score(scorer: TokenScorer, documents: Iterable[str], *, batch: int = 8, cancel: CancelToken = NEVER) -> TextScore:
@@ -43,14 +40,7 @@ def score(scorer: TokenScorer, documents: Iterable[str], *, batch: int = 8, canc
     totals: TextCounts = {"documents": 0, "tokens": 0, "words": 0, "bytes": 0}
     nats, unknown = dict.fromkeys(scorer.directions, 0.0), 0
 
-    def by_length() -> Iterator[Row]:
-        together = max(min(_SORTED, _TOKENS // (batch * (scorer.length or 64))), 1)
-        for some in chunks(scorer.rows(documents, totals), batch * together):
-            cancel.check()
-            # Rows of similar length share a batch, so that little is padding.
-            yield from sorted(some, key=lambda row: len(row.read))
-
-    for row, predicted in scorer.predicted(by_length(), batch, cancel):
+    for row, predicted in scorer.predicted(scorer.rows(documents, totals), batch, cancel):
         nats = {name: nats[name] + float(own.nats.sum()) for name, own in predicted.items()}
         unknown += sum(label == scorer.tokenizer.unk for label in row.labels)
     if not totals["tokens"]:
@@ -71,14 +61,14 @@ def token_scores(
         raise DataError(f"top={top} is not a positive number of tokens")
     totals: TextCounts = {"documents": 0, "tokens": 0, "words": 0, "bytes": 0}
     line, tokens = 0, list[ScoredToken]()
-    for group in chunks(scorer.rows(documents, totals), batch):
-        cancel.check()
-        for row, predictions in zip(group, scorer.guess(group, batch, min(top, scorer.tokenizer.size)), strict=True):
-            # A document may have several rows: its tokens end where the next document begins.
-            if row.line != line and tokens:
-                yield tokens
-                tokens = []
-            line = row.line
-            tokens += scorer.tokens(row, predictions)
+    for row, predictions in scorer.guessed(
+        scorer.rows(documents, totals), batch, min(top, scorer.tokenizer.size), cancel
+    ):
+        # A document may have several rows: its tokens end where the next document begins.
+        if row.line != line and tokens:
+            yield tokens
+            tokens = []
+        line = row.line
+        tokens += scorer.tokens(row, predictions)
     if tokens:
         yield tokens

@@ -7,6 +7,7 @@ ELMo. `score` sums a row's predictions, `token_scores` shows each token's, `zero
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
@@ -14,9 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from contexture.analysis.results import TextCounts, TextScore, TokenScore
-from contexture.data.bucketing import chunks
+from contexture.data.bucketing import chunks, windows
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
+from contexture.data.layouts import Batch
+from contexture.data.packing import Packing, RowFiller
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.checked_text import encode_checked
 from contexture.models.model import Model
@@ -24,6 +27,8 @@ from contexture.models.shapes import Params
 
 _TOGETHER = 64
 """Positions whose logits are in memory at once."""
+_FLOATS = 32
+"""What a token of a row that waits takes in memory, in numbers: at most 2 million wait (`bucketing.windows`)."""
 
 
 class Row(NamedTuple):
@@ -49,6 +54,20 @@ class Predicted(NamedTuple):
 
     nats: np.ndarray
     hits: np.ndarray
+
+
+class Planned(NamedTuple):
+    """A batch to compute.
+
+    Args:
+        numbers: which rows of its window it holds.
+        fields: what the model reads.
+        places: where the predictions of each row are in the results, which are read as one row after the other.
+    """
+
+    numbers: Sequence[int]
+    fields: Batch
+    places: list[np.ndarray]
 
 
 Directions: TypeAlias = dict[str, Predicted]
@@ -137,12 +156,16 @@ class TokenScorer(ABC):
         """Yields the rows of documents, each read alone; adds their documents, tokens, words and bytes to totals."""
 
     @abstractmethod
-    def compute(self, rows: Sequence[Row], batch: int) -> dict[str, tuple[jax.Array, jax.Array]]:
-        """Returns (-log p f32 BL, hits BL) by direction, on the device; rows are padded up to `batch`."""
+    def planned(self, window: Sequence[Row], batch: int) -> Iterator[Planned]:
+        """Yields batches that hold each row of a window once, about `batch` of them at a time."""
 
     @abstractmethod
-    def guess(self, rows: Sequence[Row], batch: int, top: int) -> list[dict[str, list[Prediction]]]:
-        """Returns the predictions of each row's labels by direction, with the `top` most probable tokens."""
+    def compute(self, fields: Batch) -> dict[str, tuple[jax.Array, jax.Array]]:
+        """Returns (-log p f32, hits) of all places of a batch by direction, on the device."""
+
+    @abstractmethod
+    def guess(self, fields: Batch, places: np.ndarray, top: int) -> dict[str, list[Prediction]]:
+        """Returns the predictions at places of a batch by direction, with the `top` most probable tokens."""
 
     @abstractmethod
     def continuation(self, context: str, continuation: str, number: int) -> Continuation:
@@ -156,10 +179,6 @@ class TokenScorer(ABC):
     def result(self, totals: TextCounts, nats: dict[str, float], unknown: int) -> TextScore:
         """Returns the figures of documents from sums of nats by direction, and the number of unknown labels."""
 
-    def places_of(self, row: Row) -> Sequence[int]:
-        """Returns the positions of a row's predictions in the arrays of `compute`."""
-        return row.places
-
     def tokens(self, row: Row, predictions: dict[str, list[Prediction]]) -> list[ScoredToken]:
         """Returns the tokens of a row that are predicted, in the order of the text."""
         (direction,) = self.directions
@@ -171,29 +190,60 @@ class TokenScorer(ABC):
     def predicted(
         self, rows: Iterable[Row], batch: int, cancel: CancelToken = NEVER
     ) -> Iterator[tuple[Row, Directions]]:
-        """Yields each row with its predictions, `batch` at a time; a batch is fetched once the next is enqueued."""
-        before: tuple[Sequence[Row], Any] | None = None
-        for group in chunks(rows, batch):
-            cancel.check()
-            # jax returns before the device is done; the batch before is fetched meanwhile.
-            computed = self.compute(group, batch)
-            if before is not None:
-                yield from self._fetched(*before)
-            before = group, computed
-        if before is not None:
-            yield from self._fetched(*before)
+        """Yields each row with its predictions, in order; `batch` are computed at a time."""
+        for window in windows(rows, batch, lambda row: _FLOATS * len(row.read)):
+            found: dict[int, Directions] = {}
+            before: tuple[Planned, Any] | None = None
+            for planned in self.planned(window, batch):
+                cancel.check()
+                # jax returns before the device is done; the batch before is fetched meanwhile.
+                computed = self.compute(planned.fields)
+                found |= self._fetched(before)
+                before = planned, computed
+            found |= self._fetched(before)
+            yield from ((row, found[number]) for number, row in enumerate(window))
 
-    def _fetched(
-        self, rows: Sequence[Row], computed: dict[str, tuple[jax.Array, jax.Array]]
-    ) -> Iterator[tuple[Row, Directions]]:
-        arrays = jax.device_get(computed)
-        for number, row in enumerate(rows):
-            predicted: Directions = {}
-            for name in self.directions:  # in this order: jax sorts names
-                nats_BL, hits_BL = arrays[name]
-                at = list(self.places_of(row))
-                predicted[name] = Predicted(nats_BL[number, at].astype(np.float64), hits_BL[number, at] > 0)
-            yield row, predicted
+    def _fetched(self, batch: tuple[Planned, Any] | None) -> dict[int, Directions]:
+        """Returns the predictions of a computed batch's rows, by their numbers in the window."""
+        if batch is None:
+            return {}
+        planned, arrays = batch[0], jax.device_get(batch[1])
+        flat = {name: [x.reshape(-1) for x in arrays[name]] for name in self.directions}  # in this order: jax sorts
+        return {
+            number: {name: Predicted(nats[at].astype(np.float64), hits[at] > 0) for name, (nats, hits) in flat.items()}
+            for number, at in zip(planned.numbers, planned.places, strict=True)
+        }
+
+    def guessed(
+        self, rows: Iterable[Row], batch: int, top: int, cancel: CancelToken = NEVER
+    ) -> Iterator[tuple[Row, dict[str, list[Prediction]]]]:
+        """Yields each row with its predictions by direction and the `top` most probable tokens, in order."""
+        # A batch at a time: guesses take much memory.
+        for window in chunks(rows, batch):
+            found: dict[int, dict[str, list[Prediction]]] = {}
+            for planned in self.planned(window, batch):
+                cancel.check()
+                guessed = self.guess(planned.fields, np.concatenate(planned.places), top)
+                own = {name: iter(each) for name, each in guessed.items()}
+                for number, at in zip(planned.numbers, planned.places, strict=True):
+                    found[number] = {name: list(islice(each, len(at))) for name, each in own.items()}
+            yield from ((row, found[number]) for number, row in enumerate(window))
+
+
+class PackedScorer(TokenScorer):
+    """Predicts tokens by a model whose sequences share rows."""
+
+    _filler: RowFiller | None = None
+
+    @abstractmethod
+    def laid_out(self, rows: Sequence[Row], packing: Packing, slots: int) -> tuple[Batch, list[np.ndarray]]:
+        """Returns a batch of rows, with room for so many, and the places of each row's predictions."""
+
+    def planned(self, window: Sequence[Row], batch: int) -> Iterator[Planned]:
+        if self._filler is None or self._filler.batch != batch:
+            self._filler = RowFiller(batch)
+        for numbers, packing, slots in self._filler.fill(np.array([len(row.read) for row in window], np.int64)):
+            yield Planned(numbers.tolist(), *self.laid_out([window[n] for n in numbers], packing, slots))
 
 
 def windows_of(count: int, size: int, stride: int) -> Iterator[tuple[int, int, int]]:

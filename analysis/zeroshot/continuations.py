@@ -7,14 +7,15 @@ ELMo  the mean over both directions of Σ log p(word) over the context and the c
       the backward direction a continuation changes the probability of the context's words, so they count as well
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from contexture.analysis.scoring.scorer import Continuation, Directions
+from contexture.analysis.scoring.scorer import Continuation, Directions, Row
 from contexture.analysis.trained_model import TrainedModel
-from contexture.data.bucketing import check_batch, chunks
+from contexture.data.bucketing import check_batch
 from contexture.data.cancel import NEVER, CancelToken
 
 
@@ -62,13 +63,21 @@ def score_continuations(
     trained = model.watch_lengths()
     with model.computing():
         scorer = model.token_scorer()
-        for group in chunks(enumerate(pairs), batch):
-            asked = [scorer.continuation(*texts, number) for number, texts in group]
-            for row in (row for each in asked for row in each.rows if scorer.length):
-                trained.check(len(row.read))
-            predicted = scorer.predicted((row for each in asked for row in each.rows), batch, cancel)
-            for each in asked:
-                yield _joined(each, [next(predicted)[1] for _ in each.rows])
+        waiting, got = deque[Continuation](), list[Directions]()
+
+        def rows() -> Iterator[Row]:
+            for number, texts in enumerate(pairs):
+                waiting.append(scorer.continuation(*texts, number))
+                for row in waiting[-1].rows:
+                    if scorer.length:
+                        trained.check(len(row.read))
+                    yield row
+
+        for _, directions in scorer.predicted(rows(), batch, cancel):
+            got.append(directions)
+            if len(got) == len(waiting[0].rows):
+                yield _joined(waiting.popleft(), got)
+                got.clear()
 
 
 def _joined(of: Continuation, rows: Sequence[Directions]) -> ScoredContinuation:

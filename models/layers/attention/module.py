@@ -2,6 +2,7 @@
 array, which a CPU runs and kernels are measured against."""
 
 import functools
+import math
 from typing import NamedTuple, TypeAlias
 
 import flax.linen as nn
@@ -14,7 +15,7 @@ from contexture.models.layers.attention.mask import AttentionMask
 from contexture.models.layers.blocks import Init, Linear, fused_projections
 from contexture.models.layers.dropout import NO_DROPOUT, DropoutKey, WeightDropout, dropout
 from contexture.models.layers.matmul import custom_gradient
-from contexture.models.sharding import platform
+from contexture.models.sharding import is_unsharded, platform
 
 KVCache: TypeAlias = tuple[jax.Array, jax.Array]
 """The cached keys and values of one layer, BMHK each."""
@@ -22,6 +23,10 @@ AttentionMap: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
 """Attention weights BHLM in float32, and the queries BLHK and keys BMHK that they come from."""
 
 
+_WHOLE = 1 << 21
+"""The most weights BHLM that a CPU computes at once where no gradient is; of more, a tile's after the other's."""
+_TILES = (128, 64)
+"""Queries of a tile."""
 Residuals: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array, DropoutKey | None, jax.Array | int]
 """What the backward pass keeps: q, k, v, the attention weights, and how to draw their dropout mask again."""
 
@@ -70,7 +75,38 @@ def _reference(
     site: jax.Array | int,
     drop: Drop,
 ) -> jax.Array:
+    """What is computed where no gradient is; `_reference_forward` is with one."""
+    L = q_BHLK.shape[2]
+    # The largest that divides the queries: rows that sequences share are multiples of 64.
+    tile = next((tile for tile in _TILES if L % tile == 0), L)
+    dropped = dropout_key is not None and drop.rate > 0
+    one_cpu = platform() == "cpu" and is_unsharded("B") and is_unsharded("H")
+    if one_cpu and not dropped and tile < L and math.prod((*q_BHLK.shape[:3], k_BHMK.shape[2])) > _WHOLE:
+        return _in_tiles(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, tile)
     return _reference_forward(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, dropout_key, site, drop)[0]
+
+
+def _in_tiles(q_BHLK: jax.Array, k_BHMK: jax.Array, v_BHMK: jax.Array, bias_BHLM: jax.Array, tile: int) -> jax.Array:
+    """The same of `tile` queries of one sequence at a time, whose weights stay in the caches of a CPU."""
+    B, H, L, K = q_BHLK.shape
+
+    def of_row(row: jax.Array) -> jax.Array:
+        # One sequence, with its dim B; a bias may be one for all.
+        q, k, v, bias = (
+            x if len(x) == 1 else jax.lax.dynamic_slice_in_dim(x, row, 1) for x in (q_BHLK, k_BHMK, v_BHMK, bias_BHLM)
+        )
+
+        def of_tile(number: jax.Array) -> jax.Array:
+            own, own_bias = (
+                x if x.shape[2] == 1 else jax.lax.dynamic_slice_in_dim(x, number * tile, tile, 2) for x in (q, bias)
+            )
+            weights_1HLM = attention_weights(own, k, own_bias).astype(v.dtype)
+            return jnp.einsum("BHLM,BHMK->BHLK", weights_1HLM, v)[0]
+
+        tiles = jax.lax.map(of_tile, jnp.arange(L // tile))
+        return tiles.swapaxes(0, 1).reshape(H, L, K)
+
+    return jax.lax.map(of_row, jnp.arange(B))
 
 
 def _reference_forward(

@@ -1,5 +1,6 @@
 """A BERT's and an ELMo's scores of text, against one word at a time; a GPT's are in test_generate.py."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ from contexture.analysis.scoring.families import token_scorer
 from contexture.analysis.scoring.scorer import Row, perplexity, windows_of
 from contexture.data.errors import DataError
 from contexture.data.layouts import elmo_lines
+from contexture.data.packing import apart
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.models.config import BertConfig, ElmoConfig
@@ -86,6 +88,28 @@ def test_windows_of_a_bert_score_each_token_once(bert: Opened):
     first, *_, last = token_scorer(*bert, length=4, stride=1).rows([text], totals)
     assert first == Row([pieces.cls, pieces.mask, ids[1], pieces.sep], (1,), (ids[0],), 0)
     assert last == Row([pieces.cls, ids[1], pieces.mask, pieces.sep], (2,), (ids[2],), 0)
+
+
+def test_rows_that_are_scored_share_rows_of_the_batch_and_leave_little_room():
+    """Each is planned once, its label where its prediction is; at most a tenth of what is computed is padding."""
+    config = dataclasses.replace(BERT, length=96)
+    model = build(config, ("mlm",))
+    scorer = token_scorer(model, {}, WordPiece(PIECES, True))
+    draw = np.random.default_rng(0)
+    texts = [" ".join(draw.choice(["a", "b", "c", "e"], size)) for size in draw.integers(1, 90, 40)]
+    rows = [*scorer.rows(texts, {"documents": 0, "tokens": 0, "words": 0, "bytes": 0})]
+    planned = [*scorer.planned(rows, 64)]
+    assert sorted(number for each in planned for number in each.numbers) == [*range(len(rows))]
+    for each in planned:
+        batch = apart(each.fields)
+        for number, (place,) in zip(each.numbers, each.places, strict=True):
+            row, mask = rows[number], batch["mask"][place] > 0
+            assert batch["tokens"][place][mask].tolist() == row.read
+            assert (batch["slots"][place], batch["labels"][place]) == (row.places, row.labels)
+    computed = sum(each.fields["tokens"].size for each in planned)
+    assert computed <= 1.1 * sum(len(row.read) for row in rows)
+    # Few shapes, of which each is a program.
+    assert len({each.fields["tokens"].shape for each in planned}) <= 2
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contexture.models.layers.attention import module
 from contexture.models.layers.attention.module import reference_attend
 from contexture.models.layers.blocks import ACTIVATIONS, FeedForward, Linear, Norm, matmul
 from contexture.models.layers.dropout import WeightDropout, dropout, dropout_key
@@ -104,6 +105,19 @@ def test_attention_and_its_gradient_are_those_of_the_formula(shape, dtype, rate)
             assert not np.asarray(a, np.float64).any() and not np.asarray(b).any()
         else:
             near(a, b, 1e-5 if dtype == jnp.float32 else 3e-2)
+
+
+@pytest.mark.parametrize("bias", [(3, 1, 1, 128), (1, 1, 128, 128), (3, 1, 128, 128)], ids=str)
+@pytest.mark.parametrize("L", [128, 64, 100, 1])
+def test_attention_in_tiles_of_queries_is_the_formula(monkeypatch, bias, L):
+    """Where no gradient is computed, a CPU takes a few queries at a time; 100 queries are no whole tiles."""
+    monkeypatch.setattr(module, "_WHOLE", 0)
+    draw = np.random.default_rng(1)
+    q, k, v = (jnp.asarray(draw.normal(size=(3, n, 2, 5)), jnp.float32) for n in (L, 128, 128))
+    hidden = jnp.where(jnp.asarray(draw.random(bias) < 0.5), -1e10, 0.0).at[..., 0].set(0.0)[:, :, :L]
+    actual = jax.jit(lambda q, k, v: reference_attend(q, k, v, hidden))(q, k, v)
+    weights = jax.nn.softmax(jnp.einsum("BLHK,BMHK->BHLM", q, k) / np.sqrt(5) + hidden, axis=-1)
+    near(actual, jnp.einsum("BHLM,BMHK->BLHK", weights, v))
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
