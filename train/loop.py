@@ -27,6 +27,7 @@ from contexture.train.metric_directions import Best
 from contexture.train.optim.lora import check_adapters
 from contexture.train.programs import step_settings
 from contexture.train.run import folder as directories
+from contexture.train.run import notice
 from contexture.train.run.console import logged_to
 from contexture.train.run.folder import steps
 from contexture.train.run.limits import check_limits
@@ -72,7 +73,7 @@ def train(run: Run, recipe: Run, signals: Signals, features: Path | None = None)
     # Before jax starts its threads: glibc gives each new thread an arena of its own by these settings.
     cpu_memory.tune_cpu_allocator(activation_floats(run))
     # All later work lies inside: an error in one process of a job ends all of them with the same line.
-    with processes.joined(run.mesh, lambda: steps(folder / "checkpoints")):
+    with notice.listening(), processes.joined(run.mesh, lambda: steps(folder / "checkpoints")):
         try:
             _train(run, recipe, folder, signals, features)
         # A full or unmounted disk. Files are written whole or not at all, so what is there can be resumed from.
@@ -94,8 +95,9 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals, features: Path
         run = _claim_folder(run, folder, mesh, stack)
         report = _open_report(run, folder, signals, stack)
         session = _begin(run, recipe, folder, mesh, report, signals, features, stack)
-        _run_steps(session)
-        session.close()
+        with session.watchdog:
+            _run_steps(session)
+            session.close()
         # The end, for people: what the batches left out, the learned mix of layers, the last loss figure, what to run
         # next.
         for note in (*session.parts.batches.notes(), *describe_mixes(session.state.params)):

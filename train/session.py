@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn, TypedDict
 
 import jax
@@ -20,6 +21,7 @@ from contexture.train.run.plots import LiveLossFigure
 from contexture.train.run.report import Report
 from contexture.train.run.signals import Interrupted, Signals
 from contexture.train.run.throughput import ThroughputMeter
+from contexture.train.run.watchdog import Watchdog
 from contexture.train.setup import TrainingSetup
 from contexture.train.step import Metrics, State, evaluation_step
 
@@ -60,6 +62,9 @@ class Session:
         self.evaluation = evaluation_step(self.parts.model, self.parts.objective, mesh)
         # The texts of a task differ in length; a pretraining's sequences all have data.length.
         size_at = batches.size_at if isinstance(batches, TaskBatches) else None
+        number = jax.process_index()
+        stalled = Path(run.dir) / (f"stalled.{number}.txt" if number else "stalled.txt")
+        self.watchdog = Watchdog(run.mesh.stall_minutes, stalled, self._saved)
         self.meter = ThroughputMeter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, self.start, size_at)
 
     @property
@@ -92,6 +97,7 @@ class Session:
             Interrupted: for a signal, with everything saved.
         """
         run = self.parts.run
+        self.watchdog.moved()
         self.done += 1
         self.pending.append((self.done, metrics))
         # `stop` is the same in all processes of a job, so all of them take the same branches below.
@@ -149,12 +155,14 @@ class Session:
 
     def _diverged(self, step: int) -> str:
         self.checkpoints.wait()
-        good = self.checkpoints.finished
-        where = f"the last checkpoint is of step {good}" if good else "there is no checkpoint yet"
         return (
             f"loss or gradient were not finite in the {self.parts.run.optim.max_skipped} steps up to step {step}, all "
-            f"skipped; {where}; try a lower --optim.peak-lr or a longer --optim.warmup in another --dir"
+            f"skipped; {self._saved()}; try a lower --optim.peak-lr or a longer --optim.warmup in another --dir"
         )
+
+    def _saved(self) -> str:
+        good = self.checkpoints.finished
+        return f"the last checkpoint is of step {good}" if good else "there is no checkpoint yet"
 
     def _measure(self) -> dict[str, float] | None:
         """Measures and records the held-out metrics, and returns them; None if a signal came before the end."""
@@ -171,7 +179,7 @@ class Session:
                     params,
                     parts.held_out,
                     parts.mesh,
-                    cancel=self.signals.while_training,
+                    cancel=self.watchdog.moves(self.signals.while_training),
                 )
         except Interrupted:
             return None
@@ -197,6 +205,7 @@ class Session:
         # After `wait` the previous checkpoint is on disk: its records are written, and none is held for two intervals.
         with self.meter.pausing("save"):
             self.checkpoints.wait()
+            self.watchdog.moved()
             self.report.release(self.checkpoints.finished)
             meta = {"seed": run.seed, "lines_read": lines, "best": best, **kept}
             self.checkpoints.save(self.done, self.state, meta, evaluated.get("held_out_loss"), last)

@@ -180,12 +180,17 @@ class MeshConfig:
     """How long the processes wait for each other when they start."""
     peer_minutes: float = 2.0
     """How long a process may give no sign of life before the others end."""
+    stall_minutes: float = 60.0
+    """How long a training may go on without a step, a batch of an evaluation or a save that ends, before its process
+    ends with code 1; 0 is for ever."""
 
     def __post_init__(self) -> None:
         # Below three seconds heartbeats would be missed by chance; beyond a day nobody waits.
         for name in ("startup_minutes", "peer_minutes"):
             if not 0.05 <= getattr(self, name) <= 1440:
                 raise ValueError(f"mesh.{name.replace('_', '-')}={getattr(self, name)} is not in 0.05 to 1440 minutes")
+        if self.stall_minutes and not 0.05 <= self.stall_minutes <= 1440:
+            raise ValueError(f"mesh.stall-minutes={self.stall_minutes} is neither 0 nor in 0.05 to 1440 minutes")
         # Only the form is checked here; XLA checks names and values when the mesh is known (train.mesh).
         for option in self.compiler_options:
             if not re.fullmatch(r"\w+=.+", option):

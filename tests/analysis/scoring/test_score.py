@@ -90,7 +90,7 @@ def test_windows_of_a_bert_score_each_token_once(bert: Opened):
     assert last == Row([pieces.cls, ids[1], pieces.mask, pieces.sep], (2,), (ids[2],), 0)
 
 
-def test_rows_that_are_scored_share_rows_of_the_batch_and_leave_little_room():
+def test_rows_that_are_scored_share_the_rows_of_a_batch():
     """Each is planned once, its label where its prediction is; at most a tenth of what is computed is padding."""
     config = dataclasses.replace(BERT, length=96)
     model = build(config, ("mlm",))
