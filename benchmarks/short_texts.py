@@ -178,7 +178,7 @@ def tuner(args: argparse.Namespace, folder: Path, source: Any) -> Any:
         state, settings = create(model, run, mesh)[0](run.seed), step_settings(run)
         step = train_step(model, objective_of(run), run, mesh)
         # A program for each number of rows.
-        for height in batches.heights(args.batch):
+        for height in batches.rows.heights(args.batch):
             number = next(n for n in range(10_000) if batches.packing(n).rows == height)
             state, _ = step(state, meshes.shard_batch(mesh, batches.read(number), fields, args.batch), settings)
     done = 0

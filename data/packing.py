@@ -3,20 +3,22 @@
 Everything follows from the lengths alone, so that all processes of a run agree without a message.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
 from contexture.data.binary_files import I64
-from contexture.data.bucketing import MIN_SAVING, bucket, power_of_two
+from contexture.data.bucketing import MIN_SAVING, bucket, one_of, power_of_two
 from contexture.data.layouts import Batch
 
 ROW = 128
 """The least tokens of a row, where there is as much text: in narrower ones long texts leave room that none fills."""
 SAMPLE = 1 << 12
 """Sequences that the width of rows is chosen by."""
+EXAMPLES = 1 << 14
+"""Examples that the numbers of rows of training batches are chosen by."""
 STEP = 64
 """Rows are wider by a multiple of this."""
 WIDEST = 3
@@ -24,9 +26,25 @@ WIDEST = 3
 ATTENTION = 2048
 """In a row of so many tokens attention costs about as much as all else."""
 OF_TOKENS = ("tokens", "segments", "next", "next_weights")
-"""The fields of a task's batch that lie in shared rows."""
+"""The fields of a batch that lie in shared rows."""
+PLACES = {"packs": "i32 XY", "positions": "i32 XY", "begins": "i32 {}", "mask": "i32 {}L"}
+"""The fields that say where sequences lie in rows; {}: the letters of an example's sequences, B or BA."""
 MOST_HEIGHTS = 3
 """The most numbers of rows that a run's batches have; each is a program to compile."""
+
+
+def fields_in_rows(fields: Mapping[str, str], own: str = "B") -> dict[str, str]:
+    """Returns the fields of sequences that share rows: `tokens` i32 BL, `mask` i32 BL → `tokens` i32 XY, and PLACES.
+
+    `packs` numbers the sequences, `positions` is a token's place in its sequence, and `begins` is where a sequence
+    begins, over all rows one after the other. `mask` says how long each is.
+
+    Args:
+        fields: of sequences, of which each has a row.
+        own: the letters of an example's sequences.
+    """
+    rows = {name: spec.replace("BL", "XY") for name, spec in fields.items() if name != "mask"}
+    return {**rows, **{name: spec.format(own) for name, spec in PLACES.items()}}
 
 
 def best_fit(lengths: I64, width: int, most: int = 1 << 30) -> I64:
@@ -195,6 +213,63 @@ def choose_heights(needed: Sequence[int], steps: int, multiple: int = 1) -> tupl
     others = values[:-1][-40:].tolist()
     ways = (way for n in range(MOST_HEIGHTS) for way in combinations(others, n))
     return min(((*way, greatest) for way in ways), key=cost)
+
+
+def some_batches(batch: int) -> Iterator[I64]:
+    """Yields the places of the examples of the first batches, at least eight of them, counted over all batches."""
+    for first in range(0, max(min(EXAMPLES, 256 * batch), 8 * batch), batch):
+        yield np.arange(first, first + batch)
+
+
+class BatchRows:
+    """The rows that the sequences of a run's batches share: of one width, and for each size of a batch few numbers of
+    rows, chosen from a sample."""
+
+    def __init__(
+        self,
+        width: int,
+        sample: Callable[[int], Iterable[I64]],
+        examples: int,
+        *,
+        parts: int = 1,
+        devices: int = 1,
+        each: int = 1,
+    ) -> None:
+        """Chooses nothing yet.
+
+        Args:
+            width: Y, the tokens of a row.
+            sample: size of a batch → the lengths of the sequences of some such batches, one after the other.
+            examples: how many the run is taken to read. In these a number of rows must make up for its compilation.
+            parts: microbatches of a batch.
+            devices: how many devices share a batch: of a microbatch's rows each has as many.
+            each: consecutive sequences that belong to one example.
+        """
+        self.width, self._sample, self._examples = width, sample, examples
+        self._parts, self._multiple, self._each = parts, parts * devices, each
+        self._heights: dict[int, tuple[int, ...]] = {}
+
+    def heights(self, batch: int) -> tuple[int, ...]:
+        """Returns the numbers of rows that batches of so many examples have, but for rare ones that need more."""
+        if batch not in self._heights:
+            needed = [self._packed(lengths, ()).rows for lengths in self._sample(batch)]
+            self._heights[batch] = choose_heights(needed, self._examples // batch + 1, self._multiple)
+        return self._heights[batch]
+
+    def pack(self, lengths: I64, batch: int) -> Packing:
+        """Returns where the sequences of a batch of so many examples lie."""
+        return self._packed(lengths, self.heights(batch))
+
+    def describe(self, batch: int) -> str:
+        """Describes the rows of a batch: `14 or 15 rows of 128 tokens a batch, padding ratio 1.04`."""
+        heights = self.heights(batch)
+        packed = [self._packed(lengths, heights) for lengths in self._sample(batch)]
+        ratio = sum(each.rows * each.width for each in packed) / sum(int(each.lengths.sum()) for each in packed)
+        rows = "1 row" if heights == (1,) else f"{one_of(heights)} rows"
+        return f"{rows} of {self.width} tokens a batch, padding ratio {ratio:.2f}"
+
+    def _packed(self, lengths: I64, heights: tuple[int, ...]) -> Packing:
+        return pack(lengths, self.width, heights, self._multiple, self._parts, self._each)
 
 
 @dataclass(frozen=True)

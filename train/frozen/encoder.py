@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from contexture.data.tasks.batch.batches import PLACES
+from contexture.data.packing import PLACES
 from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params
 from contexture.models.sharding import constrain

@@ -25,7 +25,7 @@ from contexture.data.layouts import (
     truncate_longest_first,
     word_lines,
 )
-from contexture.data.packing import Packing, Shape, choose_heights, fill, pack, packed_batch, row_width
+from contexture.data.packing import Packing, Shape, choose_heights, fields_in_rows, fill, pack, packed_batch, row_width
 from contexture.data.task_kinds import KINDS
 from contexture.data.tasks.batch.answer_rules import AnswerRules
 from contexture.data.tasks.batch.document_context import context_tokens, own_tags
@@ -41,8 +41,6 @@ SAMPLE = 1 << 14
 """Examples that the numbers of rows are chosen by."""
 SHORTEST = 5
 """Tokens of a sequence with room for a pair: three special tokens and a token of each text."""
-PLACES = {"packs": "i32 XY", "positions": "i32 XY", "begins": "i32 {}", "mask": "i32 {}L"}
-"""The fields that say where sequences lie in rows; {}: the letters of an example's sequences, B or BA."""
 
 
 def task_fields(kind: str, family: Family, symmetric: bool = False, pair: bool = False) -> dict[str, str]:
@@ -50,8 +48,7 @@ def task_fields(kind: str, family: Family, symmetric: bool = False, pair: bool =
     orders of a pair, the two texts of a pair where words are read), they are BAL: `task_fields("choice",
     "bert")["mask"]` → `i32 BAL`.
 
-    Tokens lie in rows XY that sequences share: `packs` numbers these, `positions` is a token's place in its sequence,
-    and `begins` is where a sequence begins, over all rows one after the other. `mask` says how long each is.
+    Tokens lie in rows XY that sequences share (`packing.fields_in_rows`).
     """
     text = TEXT_FAMILIES[family]
     # An example has one answer, however many sequences it has.
@@ -60,9 +57,7 @@ def task_fields(kind: str, family: Family, symmetric: bool = False, pair: bool =
     if text.reads_words:
         sequences = {name: spec.replace("BL", own + "L") for name, spec in text.sequences.items()}
         return {**sequences, **KINDS[kind].batch}
-    tokens = {**text.sequences, **text.own_tokens}
-    rows = {name: spec.replace("BL", "XY") for name, spec in tokens.items() if name != "mask"}
-    return {**rows, **{name: spec.format(own) for name, spec in PLACES.items()}, **KINDS[kind].batch}
+    return {**fields_in_rows({**text.sequences, **text.own_tokens}, own), **KINDS[kind].batch}
 
 
 def without_rows(fields: dict[str, str]) -> dict[str, str]:

@@ -12,9 +12,8 @@ from contexture.data.bucketing import batch_lengths, length_for, one_of
 from contexture.data.config import DataConfig, Family, StepSize, TaskConfig
 from contexture.data.families.registry import TEXT_FAMILIES
 from contexture.data.layouts import Batch
-from contexture.data.packing import Packing, choose_heights, pack, row_width
+from contexture.data.packing import BatchRows, Packing, row_width, some_batches
 from contexture.data.tasks.batch.batches import (
-    SAMPLE,
     TokenReader,
     WordReader,
     sequence_length,
@@ -74,10 +73,8 @@ class TaskBatches:
         text, longest = TEXT_FAMILIES[family], sequence_length(config, split.longest)
         self.length = longest
         """Tokens of the longest sequences."""
-        self._parts, self._multiple = parts, parts * devices
         self._features: FeatureFiles | None = None
         self._orders: dict[int, I64] = {}
-        self._heights: dict[int, tuple[int, ...]] = {}
         self._lock = threading.Lock()
         args = (split, tokenizer, text, longest, weights_C, config.length)
         self._tokens = None if text.reads_words else TokenReader(*args)
@@ -85,8 +82,8 @@ class TaskBatches:
         self.lengths = batch_lengths(split, longest, config.batch, shuffled=True) if text.reads_words else (longest,)
         """Of words, and of stored features, the lengths of sequences: a batch has the least that holds its longest
         example."""
-        self.width = self._row_width() if self._tokens is not None else 0
-        """Tokens of a row that sequences share."""
+        self.rows = None if self._tokens is None else self._shared_rows(parts, devices)
+        """The rows that sequences share."""
 
     def with_features(self, files: FeatureFiles, fields: dict[str, str]) -> "TaskBatches":
         """Returns these batches with what a frozen backbone computes of their examples, the fields of its files, in
@@ -134,37 +131,26 @@ class TaskBatches:
 
     def packing(self, step: int) -> Packing:
         """Returns where the step's sequences lie in its rows."""
-        return self._packed(self._numbers(step), self.heights(self.config.batch_size_at(step)))
-
-    def heights(self, batch: int) -> tuple[int, ...]:
-        """Returns the numbers of rows that batches of so many examples have, but for rare ones that need more."""
-        if batch not in self._heights:
-            needed = [self._packed(numbers, ()).rows for numbers in self._sample(batch)]
-            steps = EPOCHS * self.examples_per_epoch // batch + 1
-            self._heights[batch] = choose_heights(needed, steps, self._multiple)
-        return self._heights[batch]
-
-    def _packed(self, numbers: I64, heights: tuple[int, ...]) -> Packing:
-        assert self._tokens is not None
-        lengths, each = self._tokens.lengths_of(numbers), self._tokens.each
-        return pack(lengths, self.width, heights, self._multiple, self._parts, each)
+        assert self._tokens is not None and self.rows is not None
+        return self.rows.pack(self._tokens.lengths_of(self._numbers(step)), self.config.batch_size_at(step))
 
     def _sample(self, batch: int) -> Iterator[I64]:
-        """Yields the examples of some batches, at least eight of them, in the order of the first epoch."""
+        """Yields the lengths of the sequences of some batches, in the order of the first epoch."""
+        assert self._tokens is not None
         # Once: a reader that is two epochs further would have it made again for each batch.
         order = self._order(0)
-        for first in range(0, max(min(SAMPLE, 256 * batch), 8 * batch), batch):
-            yield order[np.arange(first, first + batch) % self.examples_per_epoch]
+        for places in some_batches(batch):
+            yield self._tokens.lengths_of(order[places % self.examples_per_epoch])
 
-    def _row_width(self) -> int:
+    def _shared_rows(self, parts: int, devices: int) -> BatchRows:
         assert self._tokens is not None
         # A microbatch fills rows of its own, and each device has as many of them.
-        groups = [self._tokens.lengths_of(numbers) for numbers in self._sample(-(-self.batch // self._parts))]
-        devices = self._multiple // self._parts
+        groups = [*self._sample(-(-self.batch // parts))]
         share = -(-max(int(lengths.sum()) for lengths in groups) // devices)
         # The longest of all sequences, wherever it comes.
         every = np.array([min(self.split.longest + 2, self.length)])
-        return row_width([*groups[:16], every], share, devices)
+        width, examples = row_width([*groups[:16], every], share, devices), EPOCHS * self.examples_per_epoch
+        return BatchRows(width, self._sample, examples, parts=parts, devices=devices, each=self._tokens.each)
 
     def _numbers(self, step: int) -> I64:
         """Returns the examples of the step's batch."""
@@ -192,7 +178,8 @@ class TaskBatches:
 
     def describe(self) -> str:
         """Describes the training data, in a sentence."""
-        shape, rows = f"{one_of(self.lengths)} tokens", self._in_rows()
+        shape, shared = f"{one_of(self.lengths)} tokens", self.rows if self._features is None else None
+        rows = f"; {shared.describe(self.batch)}" if shared else ""
         if self.split.spans is not None:
             windows = f"{self.split.examples:,} windows of {shape}{rows}"
             return f"{self.split.spans.count:,} questions in {windows}"
@@ -204,13 +191,3 @@ class TaskBatches:
         several = f"{'up to ' * self.split.has_absent()}{sequences} " if sequences > 1 else ""
         words = f"; {counted(self._cut_words, 'word')} longer than {MAX_BYTES} bytes, cut" if self._cut_words else ""
         return f"{self.split.examples:,} examples in {several}sequences of {shape}{cut}{words}{rows}"
-
-    def _in_rows(self) -> str:
-        """Describes the rows that the sequences of a batch share."""
-        if self._tokens is None or self._features is not None:
-            return ""
-        heights = self.heights(self.batch)
-        packed = [self._packed(numbers, heights) for numbers in self._sample(self.batch)]
-        ratio = sum(each.rows * each.width for each in packed) / sum(int(each.lengths.sum()) for each in packed)
-        rows = "1 row" if heights == (1,) else f"{one_of(heights)} rows"
-        return f"; {rows} of {self.width} tokens a batch, padding ratio {ratio:.2f}"

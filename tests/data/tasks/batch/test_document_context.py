@@ -233,7 +233,8 @@ def test_rows_hold_sentences_with_all_of_their_context(tmp_path):
     seen, first = [], len(expected) // 4
     for step in range(first):
         batch = batches.read(step)
-        assert batch["tokens"].shape[0] in batches.heights(4) and batch["tokens"].shape[1] == batches.width
+        assert batches.rows is not None
+        assert batch["tokens"].shape[0] in batches.rows.heights(4) and batch["tokens"].shape[1] == batches.rows.width
         # No token of one sentence lies where another's does: there are as many as all have together.
         assert (batch["packs"] > 0).sum() == batch["mask"].sum()
         alone = apart(batch)

@@ -77,14 +77,15 @@ def check_places(batch: dict[str, np.ndarray], count: int) -> np.ndarray:
 def test_a_training_batch_has_all_tokens_in_rows_of_their_part(opened, parts, devices):
     store, task, tokens = opened
     batches = TaskBatches(store, TOKENIZER, config(16), task, family="bert", seed=3, parts=parts, devices=devices)
-    heights, seen, computed = batches.heights(16), [], []
+    assert batches.rows is not None
+    heights, width, seen, computed = batches.rows.heights(16), batches.rows.width, [], []
     assert 1 <= len(heights) <= 3 and all(n % (parts * devices) == 0 for n in heights)
     for step in range(COUNT // 16):
         batch = batches.read(step)
         rows = check_places(batch, 16)
         assert (rows % parts == np.arange(16)[:, None] % parts).all()
-        height, width = batch["tokens"].shape
-        assert width == batches.width and (height in heights or height > heights[-1])
+        height = len(batch["tokens"])
+        assert batch["tokens"].shape[1] == width and (height in heights or height > heights[-1])
         alone = apart(batch)["tokens"].reshape(16, -1, batches.length)
         seen += [line.tobytes() for line in alone]
         # Every process reads the same rows, and its own examples.
@@ -100,7 +101,7 @@ def test_a_training_batch_has_all_tokens_in_rows_of_their_part(opened, parts, de
     assert len(set(seen)) == len(seen) == COUNT // 16 * 16 and set(seen) <= set(expected)
     total, places = np.sum(computed, 0)
     # On the mean less than two rows of a device are left over in each part: there are few numbers of rows.
-    assert total < places < total + 2 * len(computed) * parts * devices * batches.width
+    assert total < places < total + 2 * len(computed) * parts * devices * width
 
 
 @pytest.mark.parametrize(("batch", "devices"), [(1, 1), (7, 1), (16, 1), (16, 8), (400, 1)])

@@ -139,7 +139,8 @@ def test_lines_are_as_long_as_the_longest_example(tmp_path):
     assert [sequence_length(DATA, longest) for longest in (1, 6, 7, 13, 14, 15, 400)] == [8, 8, 16, 16, 16, 16, 16]
     reader = batches(store(tmp_path, rows(("w1 " * 30, "a"), ("w2", "b"), ("w3 " * 14, "b"))))
     # The first batch has 51 tokens at most, with the longest three times: the least bucket holds them.
-    assert reader.length == 16 and reader.read(0)["mask"].shape == (4, 16) and reader.width == 64
+    assert reader.length == 16 and reader.read(0)["mask"].shape == (4, 16)
+    assert reader.rows is not None and reader.rows.width == 64
     assert reader.describe().startswith("3 examples in sequences of 16 tokens; 1 of them longer, and cut; 1 row")
     assert {len(apart(reader.read(step))["tokens"][0]) for step in range(3)} == {16}
 
