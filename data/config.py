@@ -59,7 +59,8 @@ class DataConfig:
     documents: Literal["blank_lines", "files"] = "blank_lines"
     """What a document of a *.txt file is: the text between blank lines, or the whole file."""
     packed: bool = False
-    """Keep documents in one window of a GPT from attending to each other."""
+    """Keep documents in one window of a GPT from attending to each other; let the sequences of a BERT's batch share
+    rows, so that less padding is computed."""
     batch: int = 32
     """Sequences per step, over all devices."""
     ramp_from: int = 0

@@ -13,7 +13,7 @@ from contexture.models.layers.attention.mask import HIDDEN, PADDED, AttentionMas
 from contexture.models.layers.attention.module import Attention, AttentionMap
 from contexture.models.layers.blocks import ACTIVATIONS, FeedForward, Init, Linear, Norm, lookup, scan_layers
 from contexture.models.layers.dropout import DropoutKey, dropout
-from contexture.models.layers.packed_rows import PACKED, first_tokens
+from contexture.models.layers.packed_rows import at_places, first_tokens
 from contexture.models.sharding import constrain, gathered, platform
 
 # Dropout's sites: 0 for the embeddings, then layer · 3 + 1, 2, 3.
@@ -196,7 +196,8 @@ class MaskedLmHead(nn.Module):
     ) -> jax.Array:
         # Only the P masked positions pass through the head: with 15 % masked, logits over all L would be seven times
         # as many.
-        x_BPD = _at_slots(encoding.hidden_BLD, batch)
+        # In shared rows too a slot is a place in its sequence.
+        x_BPD = at_places(encoding.hidden_BLD, batch["slots"], batch)
         # A layer of the head's own before the softmax, as in the original (get_masked_lm_output).
         x_BPD = Linear("BPD,D_->BP_", self.sizes, self.kernel_init, self.dtype, name="transform")(x_BPD)
         x_BPD = Norm(self.eps, self.dtype, name="norm")(ACTIVATIONS[self.activation](x_BPD))
@@ -204,15 +205,6 @@ class MaskedLmHead(nn.Module):
         bias_V = self.param("bias", nn.initializers.zeros, (self.sizes["V"],))
         table_VD = softmax_table(self, encoding).astype(self.dtype)
         return logits_over_vocabulary(x_BPD, table_VD) + bias_V[None, None]
-
-
-def _at_slots(hidden_BLD: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
-    """Returns the vectors at the masked positions, BPD; of sequences that share rows, hidden is that of the rows."""
-    slots_BP = batch["slots"]
-    if PACKED not in batch:
-        return jnp.take_along_axis(hidden_BLD, slots_BP[:, :, None], axis=1)
-    # A slot is a place in its sequence, which begins somewhere in all rows, one after the other.
-    return hidden_BLD.reshape(-1, hidden_BLD.shape[-1])[batch["begins"][:, None] + slots_BP]
 
 
 class NextSentenceHead(LinearHead):

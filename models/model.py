@@ -49,7 +49,7 @@ class Model(nn.Module):
     `choices` is A, and heads that classify an example join its rows again.
 
     Sequences may share rows (`layers.packed_rows`): the backbone computes the rows, heads of a task read each sequence
-    apart, and heads that predict tokens read the rows, whose fields these tokens are.
+    apart, and heads that predict tokens read the rows: these tokens are their fields, or places that their fields name.
     """
 
     backbone: nn.Module

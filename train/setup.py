@@ -151,12 +151,12 @@ def open_batches(
         cancel: may raise to stop the planning.
         devices: how many devices share a batch.
     """
+    parts = run.optim.accumulate
     if isinstance(store, ExampleStore):
-        parts = run.optim.accumulate
         return TaskBatches(
             store, tokenizer, run.data, run.task, family=run.family, seed=run.seed, parts=parts, devices=devices
         )
-    return run.text.open_batches(store, run.data, run.seed, cancel)
+    return run.text.open_batches(store, run.data, run.seed, cancel, parts, devices)
 
 
 def open_data(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokenizer, Shards | ExampleStore]:

@@ -86,14 +86,34 @@ class TextFamily:
         # BERT's. The other families draw sequences otherwise, and check those.
         check_pair_length(config)
 
-    def open_batches(self, shards: Shards, config: DataConfig, seed: int, cancel: CancelToken) -> Batches:
-        """Returns the batches of a pretraining. `cancel` may raise to stop the planning."""
+    def open_batches(
+        self, shards: Shards, config: DataConfig, seed: int, cancel: CancelToken, parts: int = 1, devices: int = 1
+    ) -> Batches:
+        """Returns the batches of a pretraining.
+
+        Args:
+            shards: the text.
+            config: the run's data.
+            seed: of the batches.
+            cancel: may raise to stop the planning.
+            parts: microbatches of a batch.
+            devices: how many devices share a batch.
+        """
         # Static vectors alone keep this: they are imported.
         raise NotImplementedError(f"{self.called} is not pretrained")
 
-    def open_held_out(self, shards: Shards, config: DataConfig, lanes: int, cancel: CancelToken) -> HeldOut:
-        """Returns the held-out batches of a pretraining. lanes: for ELMo, how many rows of a batch carry text,
-        0 for all."""
+    def open_held_out(
+        self, shards: Shards, config: DataConfig, lanes: int, cancel: CancelToken, devices: int = 1
+    ) -> HeldOut:
+        """Returns the held-out batches of a pretraining.
+
+        Args:
+            shards: the text.
+            config: the run's data.
+            lanes: for ELMo, how many rows of a batch carry text, 0 for all.
+            cancel: may raise to stop the planning.
+            devices: how many devices share a batch.
+        """
         raise NotImplementedError(f"{self.called} is not pretrained")
 
     # Vocabulary

@@ -4,7 +4,7 @@ from contexture.data.cancel import CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.families.base import TextFamily
 from contexture.data.layouts import Marks, bert_marks
-from contexture.data.pretraining.sentence_pairs import FIELDS, HeldOutPairs, PairBatches
+from contexture.data.pretraining.sentence_pairs import HeldOutPairs, PairBatches, pair_fields
 from contexture.data.pretraining.shards import Shards
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import WordPiece, wordpiece
@@ -18,19 +18,23 @@ class BertText(TextFamily):
     marks_segments = marks_ends = True
     stream = "sentence_pairs"
     options = ("lowercase",)
-    pretraining_options = ("split_sentences", "max_predictions", "masked_fraction", "short_fraction")
+    pretraining_options = ("split_sentences", "packed", "max_predictions", "masked_fraction", "short_fraction")
     sequences = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"}
 
     def pretraining_fields(self, config: DataConfig) -> dict[str, str]:
-        return FIELDS
+        return pair_fields(config.packed)
 
-    def open_batches(self, shards: Shards, config: DataConfig, seed: int, cancel: CancelToken) -> PairBatches:
+    def open_batches(
+        self, shards: Shards, config: DataConfig, seed: int, cancel: CancelToken, parts: int = 1, devices: int = 1
+    ) -> PairBatches:
         # `cancel` is asked between blocks while the sequences of an epoch are counted, once over the whole text.
-        return PairBatches(shards, config, seed=seed, cancel=cancel)
+        return PairBatches(shards, config, seed=seed, parts=parts, devices=devices, cancel=cancel)
 
-    def open_held_out(self, shards: Shards, config: DataConfig, lanes: int, cancel: CancelToken) -> HeldOutPairs:
+    def open_held_out(
+        self, shards: Shards, config: DataConfig, lanes: int, cancel: CancelToken, devices: int = 1
+    ) -> HeldOutPairs:
         # Always by seed 0, so that runs of every seed are compared on the same masks.
-        return HeldOutPairs(shards, config, cancel=cancel)
+        return HeldOutPairs(shards, config, devices=devices, cancel=cancel)
 
     def why_not(self, kind: str) -> str:
         if kind == WordPiece.kind:

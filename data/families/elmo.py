@@ -43,10 +43,14 @@ class ElmoText(TextFamily):
     def check_pretraining(self, config: DataConfig) -> None:
         """A lane may be of any length: it goes on in the next batch."""
 
-    def open_batches(self, shards: Shards, config: DataConfig, seed: int, cancel: CancelToken) -> LaneBatches:
+    def open_batches(
+        self, shards: Shards, config: DataConfig, seed: int, cancel: CancelToken, parts: int = 1, devices: int = 1
+    ) -> LaneBatches:
         return LaneBatches(shards, config, seed=seed)
 
-    def open_held_out(self, shards: Shards, config: DataConfig, lanes: int, cancel: CancelToken) -> HeldOutLanes:
+    def open_held_out(
+        self, shards: Shards, config: DataConfig, lanes: int, cancel: CancelToken, devices: int = 1
+    ) -> HeldOutLanes:
         # A lane is a row: there are never more of them than rows.
         return HeldOutLanes(shards, config, min(lanes or config.batch, config.batch))
 

@@ -32,11 +32,15 @@ class GptText(TextFamily):
         if config.length < 2:
             raise ValueError(f"data.length={config.length} is too short for a window of text; give at least 2")
 
-    def open_batches(self, shards: Shards, config: DataConfig, seed: int, cancel: CancelToken) -> WindowBatches:
+    def open_batches(
+        self, shards: Shards, config: DataConfig, seed: int, cancel: CancelToken, parts: int = 1, devices: int = 1
+    ) -> WindowBatches:
         # Windows are found by arithmetic: there is no long planning that `cancel` would stop.
         return WindowBatches(shards, config, seed=seed)
 
-    def open_held_out(self, shards: Shards, config: DataConfig, lanes: int, cancel: CancelToken) -> HeldOutWindows:
+    def open_held_out(
+        self, shards: Shards, config: DataConfig, lanes: int, cancel: CancelToken, devices: int = 1
+    ) -> HeldOutWindows:
         return HeldOutWindows(shards, config)
 
     def why_not(self, kind: str) -> str:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from contexture.models.encoding import Encoding
 from contexture.models.layers.matmul import custom_gradient
+from contexture.models.sharding import constrain
 
 Batch = dict[str, jax.Array]
 PACKED = "begins"
@@ -75,6 +76,15 @@ def last_tokens(x_XYD: jax.Array, batch: Batch) -> jax.Array:
     number_XY = _numbers(batch)
     home_XY = jnp.where(batch["positions"] == last_B[jnp.maximum(number_XY, 0)], number_XY, -1)
     return _one_each(x_XYD, last_B, home_XY, batch)
+
+
+def at_places(x_XYD: jax.Array, place_BP: jax.Array, batch: Batch) -> jax.Array:
+    """Returns the vectors of the tokens at P places of each sequence, BPD."""
+    if PACKED not in batch:
+        return jnp.take_along_axis(x_XYD, place_BP[:, :, None], axis=1)
+    # A place that only fills up the P may lie in padding, but in no other row than one of the batch's.
+    token_BP = batch["begins"][:, None] + place_BP
+    return constrain(jnp.take(x_XYD.reshape(-1, x_XYD.shape[-1]), token_BP, axis=0, mode="clip"), "BP_")
 
 
 def _one_each(x_XYD: jax.Array, place_B: jax.Array, home_XY: jax.Array, batch: Batch) -> jax.Array:

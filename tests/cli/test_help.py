@@ -141,8 +141,9 @@ def test_defaults_are_those_of_the_recipe(capsys):
     ("words", "there", "absent"),
     [
         ("pretrain elmo.tiny", "--model.cells", "--model.quantization"),
-        ("pretrain bert.tiny", "--data.masked-fraction", "--data.[no-]packed"),
+        ("pretrain bert.tiny", "--data.masked-fraction", "--data.negatives"),
         ("pretrain gpt.tiny", "--data.[no-]packed", "--data.negatives"),
+        ("pretrain elmo.tiny", "--data.negatives", "--data.[no-]packed"),
         ("pretrain bert.tiny", "--data.path", "--task"),
         ("pretrain", "--model.layers", "--model.heads"),
         ("finetune", "--task.train", "--data.path"),

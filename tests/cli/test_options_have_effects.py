@@ -173,7 +173,7 @@ def test_an_option_of_a_command_that_has_no_effect_is_refused(make, line):
         ("data.context", "--task.kind tag"),
         ("head.crf", "--task.kind tag of an ELMo or static vectors"),
         ("task.lm_weight", "fine-tuning a GPT"),
-        ("data.packed", "pretraining a GPT"),
+        ("data.packed", "pretraining a BERT or a GPT"),
         ("data.path", "pretraining on text (a task has --task.train and --task.dev)"),
         ("data.negatives", "pretraining an ELMo"),
         ("data.max_predictions", "pretraining a BERT"),

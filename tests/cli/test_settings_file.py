@@ -105,7 +105,11 @@ def test_a_fine_tuning_repeats_from_its_own_run_json(tmp_path):
     [
         ("a.yaml", "optim: {peek-lr: 1}", "a.yaml: there is no option 'optim.peek_lr' (did you mean optim.peak_lr?)"),
         ("a.yaml", "lr: 1", "a.yaml: there is no option 'lr' (did you mean optim.peak_lr?)"),
-        ("a.yaml", "data.packed: true", "a.yaml: data.packed has no meaning for pretraining a BERT; leave it out"),
+        (
+            "a.yaml",
+            "data.documents: files",
+            "a.yaml: data.documents has no meaning for pretraining a BERT; leave it out",
+        ),
         ("a.yaml", "data.negatives: 5", "a.yaml: --data.negatives is for pretraining an ELMo, and has no meaning for"),
         ("a.yaml", "steps: many", "a.yaml: steps is 'many', not a whole number"),
         ("a.yaml", "optim.name: adam", "a.yaml: optim: name is 'adam', not one of bert, adamw, gpt1, adagrad"),

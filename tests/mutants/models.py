@@ -140,6 +140,12 @@ MODELS = (
          f"{_ROWS}test_losses_depend_on_neither_microbatches_nor_devices"),
     ),
     *mutants_of(
+        "models/layers/packed_rows.py",
+        ("packing.slots-counted-in-the-row", 'token_BP = batch["begins"][:, None] + place_BP',
+         'token_BP = batch["begins"][:, None] * 0 + place_BP',
+         "train/test_packed_pairs.py::test_a_step_of_packed_pairs_is_one_of_pairs_alone"),
+    ),
+    *mutants_of(
         "models/gpt.py",
         ("gpt1.dropout-on-the-sum-too", "return x_BLD if self.one_table else dropout(", "return dropout(",
          "models/test_gpt.py::test_dropout_falls_on_the_one_table_once_a_step"),

@@ -308,13 +308,17 @@ def test_two_processes_are_one_run_and_go_on_as_one_process(door, family, tmp_pa
 
 
 @pytest.mark.long
-def test_two_processes_in_four_parts_are_one_run(door, tiny_words, tmp_path):
-    """Accumulation changes no loss across processes either: 20 steps against one process, one device, one part."""
+@pytest.mark.parametrize("more", [["--optim.accumulate", "4"], ["--optim.accumulate", "2", "--data.packed"]], ids=str)
+def test_two_processes_in_parts_are_one_run(door, tiny_words, tmp_path, more):
+    """Accumulation changes no loss across processes either, nor do rows that sequences share: 20 steps against one
+    process, one device, one part."""
     words = [*tiny_words, "--steps", "20"]
     assert door(*words, "--dir", tmp_path / "whole").returncode == 0
-    done = finish(start_two(door, [*words, "--optim.accumulate", "4"], tmp_path / "two"))
+    done = finish(start_two(door, [*words, *more], tmp_path / "two"))
     assert [code for code, _ in done] == [0, 0], done
     assert_close(losses(tmp_path / "two"), losses(tmp_path / "whole"), rtol=1e-5)
+    for number, (_, stderr) in enumerate(done):
+        assert f"process {number} of 2 read 160 of 320 sequences" in stderr
 
 
 @pytest.mark.long

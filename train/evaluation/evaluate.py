@@ -347,9 +347,10 @@ def open_request(
     # depend on the number of devices. Only the batch around them is rounded up.
     lanes = request.batch or record.run.evaluate.batch or record.run.data.batch
     batch = meshes.round_up_to_devices(mesh, lanes)
+    devices = meshes.batch_devices(mesh)
     if record.run.task.kind == "off":
-        return nullcontext(_held_out_text(folder, record, batch, lanes, cancel))
-    return _held_out_task(folder, record, request, batch, meshes.batch_devices(mesh), cancel)
+        return nullcontext(_held_out_text(folder, record, batch, lanes, cancel, devices))
+    return _held_out_task(folder, record, request, batch, devices, cancel)
 
 
 def check_request(folder: Path, record: RunRecord, request: EvaluationRequest) -> None:
@@ -379,7 +380,9 @@ def check_request(folder: Path, record: RunRecord, request: EvaluationRequest) -
         raise ConfigError(f"{folder} was trained without --task.test; give the file as --task.dev F")
 
 
-def _held_out_text(folder: Path, record: RunRecord, batch: int, lanes: int, cancel: CancelToken) -> HeldOutData:
+def _held_out_text(
+    folder: Path, record: RunRecord, batch: int, lanes: int, cancel: CancelToken, devices: int
+) -> HeldOutData:
     run = record.run
     shards = Shards.open(prepared_at(run.data.path) or folder / "data")
     # Digests of the files are checked: a figure on changed text would look like one on the run's own.
@@ -388,7 +391,7 @@ def _held_out_text(folder: Path, record: RunRecord, batch: int, lanes: int, canc
         raise ConfigError(f"{shards.folder} is not the text that {folder} was trained with; put it back")
     # The run's own vocabulary: losses over another one cannot be compared.
     tokenizer = read_tokenizer(folder, record)
-    held_out = open_held_out(run, shards, tokenizer, batch, lanes, cancel)
+    held_out = open_held_out(run, shards, tokenizer, batch, lanes, cancel, devices)
     if held_out is None:
         raise ConfigError(f"{folder} holds nothing out; pretrain with --data.dev F or --data.dev-fraction 0.1")
     return HeldOutData(held_out, shards, shards.fingerprint)

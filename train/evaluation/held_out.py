@@ -77,7 +77,7 @@ def open_held_out(
     if not store.splits["dev"].documents:
         return None
     config = dataclasses.replace(run.data, batch=batch, ramp_from=0, ramp_steps=0)  # a ramp is for training
-    return run.text.open_held_out(store, config, lanes, cancel)
+    return run.text.open_held_out(store, config, lanes, cancel, devices)
 
 
 def baseline(held_out: HeldOut, store: Shards | ExampleStore, cancel: CancelToken = NEVER) -> dict[str, float]:

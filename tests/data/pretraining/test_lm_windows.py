@@ -385,7 +385,6 @@ def test_what_does_not_fit_a_stream_is_refused():
     assert gpt(length=4, max_predictions=20).data.length == 4
     _refused(r"data\.length=1 is too short for a window of text; give at least 2", gpt, length=1)
     _refused(r"data\.length=7 is too short for a pair of sentences", bert, length=7)
-    _refused(r"data\.packed has no meaning for pretraining a BERT; leave it out", bert, packed=True)
     _refused(r"data\.documents has no meaning for pretraining a BERT", bert, documents="files")
 
 
