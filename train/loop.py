@@ -216,6 +216,7 @@ def _run_steps(session: Session) -> None:
         batches, session.start, session.end, lambda number: meshes.local_rows(mesh, batch_size_at(number))
     ) as stream:
         for number, local in session.meter.timed(stream):
+            session.meter.counted(number, local)
             batch = meshes.shard_batch(mesh, local, batches.fields, batch_size_at(number))
             # The call returns at once: the device works while the host reads on. Only for a batch of a new size or
             # length is it compiled first.

@@ -60,7 +60,7 @@ class Session:
         run, mesh, batches = self.parts.run, self.parts.mesh, self.parts.batches
         self.start = self.done = int(self.state.step)
         self.evaluation = evaluation_step(self.parts.model, self.parts.objective, mesh)
-        # The texts of a task differ in length; a pretraining's sequences all have data.length.
+        # A task's batches know their size beforehand; those of a pretraining are counted as they come.
         size_at = batches.size_at if isinstance(batches, TaskBatches) else None
         number = jax.process_index()
         stalled = Path(run.dir) / (f"stalled.{number}.txt" if number else "stalled.txt")

@@ -78,6 +78,11 @@ TRAINING = (
          "train/optim/test_frozen.py"),
     ),
     *mutants_of(
+        "train/run/throughput.py",
+        ("metrics.padding-counts-as-text", "round(int(mask.sum()) * sequences / len(mask))", "mask.size",
+         "train/run/test_counted_tokens.py::test_real_tokens_are_counted_whether_or_not_rows_are_shared"),
+    ),
+    *mutants_of(
         "train/settings/sections.py",
         ("lora.scale-inverted", "self.lora_alpha / self.lora_rank", "self.lora_rank / self.lora_alpha", _MERGED),
     ),

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Literal, Protocol, TypeVar
 
+import numpy as np
+
 from contexture.data.config import StepSize
 from contexture.models.families import family_of
 from contexture.train.objectives import batch_sizes
@@ -93,7 +95,7 @@ class ThroughputMeter:
             devices: how many devices share a step.
             device_kind: their kind, which gives the peak.
             start: the step that training resumes from.
-            size_at: step → the size of its batch; None: all sequences have data.length tokens.
+            size_at: step → the size of its batch; None: as the batches that are `counted` have it.
         """
         self._steps = run.steps
         self._last_time, self._last_step = time.perf_counter(), start
@@ -107,8 +109,9 @@ class ThroughputMeter:
         self._pauses: dict[str, float] = {}
         # The formula counts a backbone that is trained: with stored features it would promise too much.
         peak = None if run.reads_features else peak_flops(device_kind)
-        self._size_at = size_at or run.data.size_at
-        # Sequences of text have next to no padding, and stored features are read without any.
+        self._size_at, self._data = size_at, run.data
+        self._sizes: dict[int, StepSize] = {}
+        # Stored features are read without padding.
         self._has_padding = size_at is not None and not run.reads_features
         sizes, training_flops = batch_sizes(run, 1), family_of(run.model).training_flops
         # length → seconds that all devices together need for one such sequence at their peak. Cached: there are few
@@ -151,6 +154,22 @@ class ThroughputMeter:
                 return
             yield batch
 
+    def counted(self, step: int, batch: Mapping[str, np.ndarray]) -> None:
+        """Notes the size of a step's batch, of which these arrays hold this process's sequences: where it has only
+        some, the others are taken to be as long. Nothing is noted where `size_at` knows it."""
+        # An ELMo's lanes have no mask: they are full.
+        if self._size_at is not None or "mask" not in batch:
+            return
+        sequences, mask = self._data.batch_size_at(step), batch["mask"]
+        # Of rows that sequences share, each process has all.
+        computed = batch["tokens"].size if "begins" in batch else sequences * mask.shape[1]
+        self._sizes[step] = StepSize(sequences, round(int(mask.sum()) * sequences / len(mask)), computed)
+
+    def _size(self, step: int) -> StepSize:
+        if self._size_at is not None:
+            return self._size_at(step)
+        return self._sizes.pop(step, None) or self._data.size_at(step)
+
     def records(self, steps: list[int], fetched: list[Mapping[str, object]]) -> list[Record]:
         """Returns one record for each step: `step`, `split`, its metrics, tokens_per_second (of the texts), mfu,
         data_wait, the share of time that the loop waited for batches, and where batches have padding padding_ratio,
@@ -166,8 +185,8 @@ class ThroughputMeter:
         count = max(last - self._last_step, 1)
         seconds = (now - self._last_time) / count
         # The batch may grow (data.ramp-from), and texts differ in length.
-        sizes = [self._size_at(step) for step in range(self._last_step, last)]
-        tokens = sum(size.tokens for size in sizes)
+        sizes = [self._size(step) for step in range(self._last_step, last)]
+        tokens, computed = sum(size.tokens for size in sizes), sum(size.computed for size in sizes)
         # The first records have no speed: their time includes the compilation.
         speed: dict[str, float] = {}
         if self._compiled:
@@ -181,8 +200,9 @@ class ThroughputMeter:
             peak_seconds = [(self._peak_seconds(-(-size.tokens // size.sequences)), size.sequences) for size in sizes]
             if all(each is not None for each, _ in peak_seconds):
                 speed["mfu"] = sum((each or 0.0) * n for each, n in peak_seconds) / count / seconds
-        if self._has_padding and tokens:
-            speed["padding_ratio"] = sum(size.computed for size in sizes) / tokens
+        # Windows and lanes of text are full, and have no such figure.
+        if tokens and (self._has_padding or (self._size_at is None and computed > tokens)):
+            speed["padding_ratio"] = computed / tokens
         self._last_time, self._last_step, self._compiled, self._waited = now, last, True, 0.0
         return [
             {"step": step, "split": "train", **figures, **speed} for step, figures in zip(steps, fetched, strict=True)

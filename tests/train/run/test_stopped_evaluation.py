@@ -21,7 +21,7 @@ from tests.helpers.commands import done, run_command
 from tests.helpers.long import long
 
 pytestmark = pytest.mark.usefixtures("one_device")
-SPEED = ("tokens_per_second", "seconds_left", "mfu", "data_wait")
+SPEED = ("tokens_per_second", "seconds_left", "mfu", "data_wait", "padding_ratio")
 
 
 def figures(folder: Path) -> list[dict[str, Any]]:
