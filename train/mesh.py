@@ -111,18 +111,39 @@ def build(config: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:
             f"mesh data × fsdp × tensor = {data} × {config.fsdp} × {config.tensor} = {data * model} "
             f"does not fit {len(devices)} device{'s' if len(devices) > 1 else ''}; their product must be the same"
         )
+    if config.dcn_data > 1:
+        _check_groups(config.dcn_data, data, devices)
+    placed = arrange((data, config.fsdp, config.tensor), devices, config.dcn_data)
     # Auto: XLA derives shardings of intermediate arrays from parameters, batches and `constrain`.
-    return Mesh(arrange((data, config.fsdp, config.tensor), devices), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    return Mesh(placed, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
-def arrange(shape: Shape, devices: Sequence[Device]) -> np.ndarray:
+def _check_groups(groups: int, data: int, devices: Sequence[Device]) -> None:
+    slices = len({_slice(device) for device in devices})
+    if data % groups:
+        raise ConfigError(f"mesh.dcn-data={groups} does not divide the {data} copies of the model (data)")
+    if slices not in (1, groups):
+        raise ConfigError(f"mesh.dcn-data={groups} is not the {slices} slices that these devices are in; leave it out")
+
+
+def _slice(device: Device) -> int:
+    return getattr(device, "slice_index", 0) or 0
+
+
+def arrange(shape: Shape, devices: Sequence[Device], groups: int = 0) -> np.ndarray:
     """Returns the devices as an array data × fsdp × tensor, in which the devices of an axis are network neighbours.
 
     Several slices of TPUs, joined by a slower network, share the batch: data and then fsdp are cut over them. Raises
     ConfigError for a shape that the network does not allow, with the nearest one that it does.
+
+    Args:
+        shape: data, fsdp, tensor.
+        devices: all of them.
+        groups: so many groups of devices are joined by a slower network, and data alone is cut over them; 0: what the
+            devices say of their slices.
     """
     try:
-        return _arrange(shape, devices)
+        return _arrange(shape, devices, groups)
     # mesh_utils raises all three, by the kind of device and of misfit.
     except (AssertionError, NotImplementedError, ValueError):
         nearest = next((other for other in _others(shape) if _fits(other, devices)), None)
@@ -130,8 +151,13 @@ def arrange(shape: Shape, devices: Sequence[Device]) -> np.ndarray:
         raise ConfigError(f"the network of these devices holds no mesh of {_options(shape)}; {mend}") from None
 
 
-def _arrange(shape: Shape, devices: Sequence[Device]) -> np.ndarray:
-    slices = len({getattr(device, "slice_index", 0) for device in devices})
+def _arrange(shape: Shape, devices: Sequence[Device], groups: int = 0) -> np.ndarray:
+    if groups > 1:
+        # Neighbours in this order are in one slice, and in one process.
+        near = sorted(devices, key=lambda device: (_slice(device), device.process_index, device.id))
+        size, inner = len(near) // groups, (shape[0] // groups, *shape[1:])
+        return np.concatenate([_arrange(inner, near[n * size : (n + 1) * size]) for n in range(groups)])
+    slices = len({_slice(device) for device in devices})
     if slices > 1:
         # Copies of the model (data) first: they exchange one sum of gradients a step. tensor is never cut over slices.
         copies = math.gcd(shape[0], slices)

@@ -115,7 +115,7 @@ def plan_command(argv: list[str]) -> StreamingResult:
 
     def work(write: Callable[[str], None]) -> Result | TwofoldResult:
         with captured_stderr():  # libtpu warns that this is no machine with a TPU
-            devices = topology(request.topology)
+            devices = topology(request.topology, request.slice_gbps)
         if request.suggest:
             plans = suggest(request.run, devices, name)
             write(describe_all(plans))

@@ -81,10 +81,27 @@ def last_tokens(x_XYD: jax.Array, batch: Batch) -> jax.Array:
 def at_places(x_XYD: jax.Array, place_BP: jax.Array, batch: Batch) -> jax.Array:
     """Returns the vectors of the tokens at P places of each sequence, BPD."""
     if PACKED not in batch:
-        return jnp.take_along_axis(x_XYD, place_BP[:, :, None], axis=1)
+        return _chosen(x_XYD, place_BP)
     # A place that only fills up the P may lie in padding, but in no other row than one of the batch's.
     token_BP = batch["begins"][:, None] + place_BP
     return constrain(jnp.take(x_XYD.reshape(-1, x_XYD.shape[-1]), token_BP, axis=0, mode="clip"), "BP_")
+
+
+@custom_gradient()
+def _chosen(x_BLD: jax.Array, place_BP: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(x_BLD, place_BP[:, :, None], axis=1)
+
+
+def _chosen_backward(saved: tuple[jax.Array, int], dy_BPD: jax.Array) -> tuple[jax.Array, None]:
+    # A product with ones where a place was read, in place of jax's scatter-add: for that one the partitioner would send
+    # the rows of all copies of the model to each of them, also over the network between two slices.
+    place_BP, length = saved
+    is_read_BPL = jax.nn.one_hot(place_BP, length, dtype=dy_BPD.dtype)
+    dx_BLD = jnp.einsum("BPL,BPD->BLD", is_read_BPL, dy_BPD, preferred_element_type=jnp.float32)
+    return dx_BLD.astype(dy_BPD.dtype), None
+
+
+_chosen.defvjp(lambda x, place: (_chosen(x, place), (place, x.shape[1])), _chosen_backward)
 
 
 def _one_each(x_XYD: jax.Array, place_B: jax.Array, home_XY: jax.Array, batch: Batch) -> jax.Array:

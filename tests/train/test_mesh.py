@@ -257,6 +257,16 @@ def test_a_tasks_losses_are_the_same_on_a_mesh_in_parts(run, batches, task_files
     assert one[-1] < one[0]
 
 
+@pytest.mark.long
+def test_groups_of_devices_train_as_one_device_does(door, tiny_words, tiny_run, tmp_path):
+    """Sixteen devices in two groups, as two slices have it."""
+    words = ["--mesh.dcn-data", "2", "--mesh.fsdp", "2", "--mesh.tensor", "2"]
+    done = door(*tiny_words, *words, "--dir", tmp_path / "run", devices=16)
+    assert done.returncode == 0, done.stderr
+    assert "16 cpu devices as data 4 × fsdp 2 × tensor 2" in done.stderr
+    assert_close(losses(tmp_path / "run"), losses(tiny_run), rtol=1e-5)
+
+
 def test_a_mesh_that_does_not_fit_is_one_clear_line():
     with pytest.raises(ConfigError, match=r"3 × 2 × 1 = 6 does not fit 8 devices"):
         meshes.build(MeshConfig(data=3, fsdp=2))

@@ -99,6 +99,21 @@ def test_slices_share_the_batch_and_no_tensor():
         meshes.arrange((1, 1, 32), devices)
 
 
+def test_groups_that_a_slower_network_joins_share_the_copies_alone():
+    """Of devices that say nothing of slices: processes, in their order."""
+    devices = jax.devices()
+    for groups, fsdp, tensor in ((2, 2, 1), (4, 1, 2), (2, 2, 2)):
+        mesh = meshes.build(MeshConfig(dcn_data=groups, fsdp=fsdp, tensor=tensor))
+        for number, group in enumerate(np.split(mesh.devices, groups)):
+            assert {device.id // (8 // groups) for device in group.flat} == {number}, groups
+    mesh = meshes.arrange((4, 8, 1), chips(2, 2, 4, slices=2), 2)
+    assert [{chip.slice_index for chip in part.flat} for part in mesh] == [{0}, {0}, {1}, {1}]
+    with pytest.raises(ConfigError, match="mesh.dcn-data=3 does not divide the 8 copies of the model"):
+        meshes.build(MeshConfig(dcn_data=3), devices)
+    with pytest.raises(ConfigError, match="mesh.dcn-data=2 is not the 4 slices that"):
+        meshes.build(MeshConfig(dcn_data=2), chips(2, 2, 1, slices=4))
+
+
 SETTINGS = [
     ("jax_enable_x64", True),
     ("jax_threefry_partitionable", False),

@@ -14,6 +14,8 @@ COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute
                "collective-broadcast")  # fmt: skip
 _FREE = {"parameter", "get-tuple-element", "tuple", "bitcast", "constant", "while", "conditional", "call", "after-all",
          "iota", "partition-id", "replica-id", "opt-barrier", "optimization-barrier"}  # fmt: skip
+_MEGASCALE = "xla_megascale_runtime"
+"""What hands the arrays that are sent to other slices of TPUs over to the hosts' network."""
 _SLICES = ("dynamic-slice", "slice", "gather")
 # Fusions within fusions that are looked into; deeper ones count as read whole.
 _MAX_NESTING = 4
@@ -33,6 +35,8 @@ class Costs:
 
     flops: Flops = field(default_factory=dict)
     memory_bytes: float = 0.0
+    slices: Traffic = field(default_factory=Traffic)
+    """What a device sends to other slices of TPUs."""
     collectives: dict[str, Traffic] = field(default_factory=lambda: defaultdict(Traffic))
 
     @property
@@ -63,6 +67,10 @@ class _Walk:
                 if instruction.text not in self._products:
                     self._products[instruction.text] = product_flops(instruction, computation)
                 add(self.total.flops, self._products[instruction.text], times)
+            if instruction.opcode == "send" and _MEGASCALE in instruction.text:
+                self.total.slices.count += times
+                # The result is the array, a context and a token.
+                self.total.slices.bytes += times * instruction.result[0].bytes
             if instruction.operation in COLLECTIVES:
                 self._send(instruction, computation, name, times, loops)
             if not fused:

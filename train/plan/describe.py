@@ -49,6 +49,8 @@ def describe(made: Plan) -> str:
             ("memory traffic", _gib(made["memory_traffic"])),
             ("messages", sent or "none"),
         ]
+        if across := made.get("between_slices"):
+            rows.append(("between slices", f"{_gib(across['bytes'])} in {across['count']:.0f}"))
     # Known for chips with peaks: times. A CPU has none.
     if "step_ms" in made:
         made = cast(TimedPlan, made)

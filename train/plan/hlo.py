@@ -112,7 +112,26 @@ class Program:
         ]
         # A product that is computed while its factor travels round the devices: its body holds two iterations.
         turns = 2 if "windowed_dot_general" in loop.attribute("body") else 1
-        return max(constants) // turns if constants else 1
+        return (max(constants) - self._first_count(loop)) // turns if constants else 1
+
+    def _first_count(self, loop: Instruction) -> int:
+        """Returns the number that the counter of a `while` begins with: 1 where the first iteration was peeled off, so
+        that a message overlaps with the next one."""
+        condition = self.computation(loop.attribute("condition"))
+        around = next((c for c in self.computations.values() if c.get(loop.name) is loop), {})
+        given = around.get(loop.operands[0]) if loop.operands else None
+        # The counter is the value of the loop's state that the condition compares.
+        root = next((i for i in condition.values() if i.is_root), None)
+        compared = [condition[name] for name in (root.operands if root else ()) if name in condition]
+        counter = next((i for i in compared if i.opcode == "get-tuple-element"), None)
+        if given is None or given.opcode != "tuple" or counter is None:
+            return 0
+        name = given.operands[int(counter.attribute("index"))]
+        while name in around and around[name].opcode in ("copy", "bitcast"):
+            name = around[name].operands[0]
+        first = around.get(name)
+        match = re.search(r"constant\((\d+)\)", first.text) if first is not None else None
+        return int(match[1]) if match else 0
 
     def source(self, instruction: Instruction, folder: str) -> str:
         """Returns the source line under `folder` that made an instruction, "models/bert.py:88"; "" if unknown."""

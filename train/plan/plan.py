@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
@@ -23,7 +23,6 @@ from contexture.train.checkpoints.transfer import model_of
 from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_fields, batch_sizes, objective_of
 from contexture.train.plan import costs as program_costs
-from contexture.train.plan.chips import Chip
 from contexture.train.plan.flops import Flops, add, traced_flops
 from contexture.train.plan.hlo import Program, parse
 from contexture.train.plan.topology import Topology
@@ -62,11 +61,17 @@ class Memory(TypedDict):
 
 
 class Milliseconds(TypedDict):
-    """Lower bounds on a step's time by the peak of each resource, with all iterations of loops counted."""
+    """Lower bounds on a step's time by the peak of each resource, with all iterations of loops counted.
+
+    Attributes:
+        links: between the devices of a slice, or of hosts
+        slices: between several slices of TPUs, on the network of their hosts
+    """
 
     compute: float
     memory: float
     links: float
+    slices: NotRequired[float]
 
 
 class Plan(TypedDict):
@@ -97,6 +102,7 @@ class CompiledPlan(Plan):
         model_flops: by the model's formula
         memory_traffic: bytes read from and written to memory
         collectives: messages: {kind: {"count": …, "bytes": …}}
+        between_slices: what a device sends to other slices: {"count": …, "bytes": …}
     """
 
     largest_arrays: list[dict[str, object]]
@@ -104,6 +110,7 @@ class CompiledPlan(Plan):
     model_flops: float
     memory_traffic: float
     collectives: dict[str, dict[str, float]]
+    between_slices: NotRequired[dict[str, float]]
 
 
 class TimedPlan(CompiledPlan):
@@ -188,7 +195,9 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
         "memory_traffic": cost.memory_bytes,
         "collectives": {kind: dataclasses.asdict(traffic) for kind, traffic in cost.collectives.items()},
     }
-    return figures if topology.chip is None else _with_roofline(figures, cost, flops, run, topology.chip)
+    if topology.slices > 1:
+        figures["between_slices"] = dataclasses.asdict(cost.slices)
+    return figures if topology.chip is None else _with_roofline(figures, cost, flops, run, topology)
 
 
 def _count_memory(memory: Memory, compiled: Any, program: Program) -> None:
@@ -297,15 +306,23 @@ def _flops(compiled: Flops, traced: Flops, devices: int, topology: Topology) -> 
     return flops
 
 
-def _with_roofline(made: CompiledPlan, cost: program_costs.Costs, flops: Flops, run: Run, chip: Chip) -> TimedPlan:
+def _with_roofline(
+    made: CompiledPlan, cost: program_costs.Costs, flops: Flops, run: Run, topology: Topology
+) -> TimedPlan:
+    chip, slices = topology.chip, topology.slices
+    assert chip is not None
     # The roofline: each resource alone at its peak.
     milliseconds: Milliseconds = {
         "compute": 1e3 * chip.seconds(flops),
         "memory": 1e3 * cost.memory_bytes / chip.bandwidth,
         "links": 1e3 * cost.sent_bytes / chip.links,
     }
+    if slices > 1:
+        # A sum over N slices goes round their ring: all but one of N parts, twice.
+        sent = cost.slices.bytes * 2 * (slices - 1) / slices
+        milliseconds["slices"] = 1e3 * 8 * sent / (topology.slice_gbps * 1e9)
     # The resources work at the same time: the slowest one is the bound.
-    step_ms, bound_by = max((milliseconds[name], name) for name in ("compute", "memory", "links"))
+    step_ms, bound_by = max((float(str(value)), name) for name, value in milliseconds.items())
     # Steps on a ramp have smaller batches, and count by their share of a whole one.
     whole_batches = run.data.examples_before(run.steps) / run.data.batch
     hours = whole_batches * step_ms / 3.6e6 if run.steps else None

@@ -97,9 +97,12 @@ def nearest(run: Run, devices: Topology, name: str = "") -> Plan | None:
         if doublings:
             if devices.chip is None:
                 return None
-            chip, sizes = named_devices(devices.name)
+            # Larger slices, and as many of them.
+            several, _, one = devices.name.rpartition("*")
+            chip, sizes = named_devices(one)
+            larger = f"{chip}:{'x'.join(map(str, grown(chip, sizes)))}"
             try:
-                devices = topology(f"{chip}:{'x'.join(map(str, grown(chip, sizes)))}")
+                devices = topology(f"{several}*{larger}" if several else larger, devices.slice_gbps)
             except ConfigError:  # there is no larger slice of that form
                 return None
         # Every compilation counts towards MAX_PROGRAMS, so ways that cannot do better than failed ones are left out.

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,18 +18,33 @@ _EXAMPLES = {"tpu": "v5e:4x4", "gpu": "h100:1x8 (hosts x GPUs)", "cpu": "cpu:8"}
 _AXES = {"tpu": (2, 3), "gpu": (1, 2)}
 """Platform → how many sizes a topology may have: v5e:4x4, h100:8 or h100:1x8."""
 _EXTRAS = {"tpu": ("plan-tpu", ("libtpu",)), "gpu": ("plan-gpu", ("jax_plugins.xla_cuda13", "nvidia.cu13"))}
+SLICE_GBPS = 25.0
+"""Gigabits a second that a chip sends to other slices by default: hosts of four chips at 100 Gbit/s."""
+_SEVERAL = re.compile(r"\s*([1-9]\d{0,2})\s*\*\s*(.*)", re.DOTALL)
+"""2*v5e:4x4: a number of slices, and one of them."""
 MAX_CPUS = 1024
 """Maximum number of CPU devices that one process pretends to have."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """Devices to compile for. chip: None for CPUs, whose peaks are unknown. memory: bytes that a device may use."""
+    """Devices to compile for.
+
+    Args:
+        name: `v5e:4x4`; of several slices `2*v5e:4x4`.
+        chip: None for CPUs, whose peaks are unknown.
+        devices: of all slices.
+        memory: bytes that a device may use.
+        slices: how many there are, joined by the network of their hosts.
+        slice_gbps: gigabits a second that a device sends to other slices.
+    """
 
     name: str
     chip: Chip | None
     devices: Sequence[Device]
     memory: float
+    slices: int = 1
+    slice_gbps: float = SLICE_GBPS
 
 
 def silence_compilers() -> None:
@@ -41,13 +57,18 @@ def silence_compilers() -> None:
         os.environ.setdefault(name, "3")
 
 
-def topology(text: str) -> Topology:
-    """Returns the devices named by `v5e:16x16`, `v5litepod-256`, `h100:1x8`, `t4` or `cpu:8`.
+def topology(text: str, slice_gbps: float = SLICE_GBPS) -> Topology:
+    """Returns the devices named by `v5e:16x16`, `v5litepod-256`, `2*v5e:16x16` (two slices), `h100:1x8`, `t4` or
+    `cpu:8`.
 
     Raises ConfigError for an unreadable name, a slice that does not exist, or a compiler that is not installed.
     """
-    name, sizes = named_devices(text)
-    if name == "cpu" and len(sizes) == 1 and sizes[0] <= MAX_CPUS:
+    several = _SEVERAL.fullmatch(text)
+    slices, one = (int(several[1]), several[2]) if several else (1, text)
+    name, sizes = named_devices(one)
+    if several and name in CHIPS and CHIPS[name].platform != "tpu":
+        raise ConfigError(f"topology={text!r}: slices are of TPUs; give hosts x GPUs, such as h100:4x8")
+    if name == "cpu" and not several and len(sizes) == 1 and sizes[0] <= MAX_CPUS:
         return _cpus(text, sizes[0])
     chip = CHIPS.get(name)
     # A slice of TPUs is a grid or a torus, at least `2x2`; GPUs are in hosts. Refused before the compiler is looked
@@ -70,6 +91,8 @@ def topology(text: str) -> Topology:
         hosts, gpus = sizes if len(sizes) == 2 else (1, sizes[0])
         # slices × hosts × GPUs; the compiler is told about the GPU in text, since it cannot ask one.
         more = {"target_config": chip.target, "topology": f"1x{hosts}x{gpus}"}
+    elif slices > 1:
+        more = {"num_slices": slices}
     try:
         platform = "cuda" if chip.platform == "gpu" else "tpu"
         described = topologies.get_topology_desc(platform=platform, topology_name=shown, **more)
@@ -78,7 +101,8 @@ def topology(text: str) -> Topology:
         raise ConfigError(f"topology={text!r}: its compiler knows no such slice: {why}") from None
     # On a GPU, programs have only the share of the memory that jax sets aside for them.
     fraction = gpu_memory_fraction() if chip.platform == "gpu" else 1.0
-    return Topology(shown, chip, described.devices, chip.memory * fraction)
+    shown = f"{slices}*{shown}" if slices > 1 else shown
+    return Topology(shown, chip, described.devices, chip.memory * fraction, slices, slice_gbps)
 
 
 def _check_compiler(chip: Chip) -> None:

@@ -171,6 +171,9 @@ class MeshConfig:
     """How many parts parameters and optimizer are cut into along the hidden width, each with a share of the batch."""
     tensor: int = 1
     """How many parts heads, feed-forward width and vocabulary are cut into."""
+    dcn_data: int = 0
+    """How many groups of devices a slower network joins: the copies of the model are dealt over them, and fsdp and
+    tensor stay within one. 0 is the slices of a TPU job."""
     compiler_options: tuple[str, ...] = ()
     """Options of XLA. They are added to those that are set for the device, or replace them."""
     distributed: bool = False
@@ -198,6 +201,8 @@ class MeshConfig:
         # Whether the product fits the devices is known only where they are (train.mesh.build).
         if self.data < 0 or self.fsdp < 1 or self.tensor < 1:
             raise ValueError("mesh.data must be at least 0 (0: what is left), mesh.fsdp and mesh.tensor at least 1")
+        if self.dcn_data < 0:
+            raise ValueError(f"mesh.dcn-data={self.dcn_data} is not at least 0 (0: the slices that there are)")
 
 
 @dataclass(frozen=True, kw_only=True)

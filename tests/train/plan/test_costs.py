@@ -198,6 +198,40 @@ def test_an_instruction_is_read(line, expected):
     assert math.prod(instruction.result[0].shape) == instruction.result[0].size
 
 
+def test_a_loop_whose_first_turn_was_peeled_off_runs_once_less():
+    """Its counter begins at 1, behind a copy, and is the second value of its state."""
+    program = parse("""HloModule m
+
+%body (s: (f32[4,4], s32[])) -> (f32[4,4], s32[]) {
+  %s = (f32[4,4]{1,0}, s32[]) parameter(0)
+  %x = f32[4,4]{1,0} get-tuple-element(%s), index=0
+  %i = s32[] get-tuple-element(%s), index=1
+  %y = f32[4,4]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %send = (f32[4,4]{1,0}, u32[], token[]) send(%y, %i), frontend_attributes={_xla_host_transfer_handler_name="xla_megascale_runtime"}
+  ROOT %r = (f32[4,4]{1,0}, s32[]) tuple(%y, %i)
+}
+
+%condition (s: (f32[4,4], s32[])) -> pred[] {
+  %s = (f32[4,4]{1,0}, s32[]) parameter(0)
+  %i = s32[] get-tuple-element(%s), index=1
+  %n = s32[] constant(6)
+  ROOT %p = pred[] compare(%i, %n), direction=LT
+}
+
+ENTRY %main (x: f32[4,4]) -> (f32[4,4], s32[]) {
+  %x = f32[4,4]{1,0} parameter(0)
+  %one = s32[] constant(1)
+  %first = s32[] copy(%one)
+  %s = (f32[4,4]{1,0}, s32[]) tuple(%x, %first)
+  ROOT %y = (f32[4,4]{1,0}, s32[]) while(%s), condition=%condition, body=%body
+}
+""")  # noqa: E501
+    cost = costs.costs(program)
+    assert sum(cost.flops.values()) == 5 * 2 * 4 * 4 * 4
+    # What the hosts' network takes to other slices.
+    assert (cost.slices.count, cost.slices.bytes) == (5, 5 * 64) and not cost.collectives
+
+
 @pytest.mark.parametrize(
     ("body", "told", "times"),
     [("body", 7, 7), ("body", None, 6), ("windowed_dot_general_body", None, 3), ("body", 0, 1)],

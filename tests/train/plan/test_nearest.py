@@ -51,7 +51,7 @@ def planned_by(needs: Callable[[Run], float]) -> Callable[..., Plan]:
 
 def test_what_does_not_fit_ends_with_the_nearest_that_does(monkeypatch, capsys):
     devices = dataclasses.replace(topology("cpu:4"), memory=2.0**22)
-    monkeypatch.setattr(topologies, "topology", lambda text: devices)
+    monkeypatch.setattr(topologies, "topology", lambda text, gbps: devices)
     for module in ("plan", "suggest"):
         by_fsdp = planned_by(lambda run: 2.0**23 / run.mesh.fsdp)
         monkeypatch.setattr(f"contexture.train.plan.{module}.plan", by_fsdp)
@@ -79,7 +79,7 @@ def test_nearest_looks_at_more_devices_of_the_same_kind(monkeypatch):
     """A stand-in: devices of which only four or more have the memory."""
     seen = list[str]()
 
-    def some(text: str) -> Topology:
+    def some(text: str, gbps: float = 25.0) -> Topology:
         seen.append(text)
         devices = jax.devices()[: int(text.partition(":1x")[2])]
         return Topology(text, CHIPS["t4"], devices, 2.0**40 if len(devices) >= 4 else 1.0)

@@ -11,7 +11,9 @@ from contexture.models.sharding import gpu_memory_fraction
 from contexture.train.errors import ConfigError
 from contexture.train.plan import topology as topologies
 from contexture.train.plan.chips import CHIPS, Chip
+from contexture.train.plan.costs import Traffic
 from contexture.train.plan.plan import _flops, _with_roofline
+from contexture.train.plan.topology import Topology
 from tests.train.plan.test_plan import tiny
 
 TPU = Chip("x", "tpu", bf16=8e9, f32=1e9, int8=16e9, fp8=32e9, bandwidth=4e9, memory=1e9, links=2e9)
@@ -45,20 +47,26 @@ def test_products_take_the_peak_of_their_type():
 def test_a_step_takes_as_long_as_what_it_has_most_of(numbers, bound, ms):
     flops, memory, sent = numbers
     made: Any = {"model_flops": 4e6, "devices": 8, "other": 1}
-    cost: Any = SimpleNamespace(memory_bytes=memory, sent_bytes=sent)
+    cost: Any = SimpleNamespace(memory_bytes=memory, sent_bytes=sent, slices=Traffic(1, 3e6))
+    devices = Topology("tpu", TPU, [], 1.0)
     run = dataclasses.replace(tiny(), steps=90_000)
-    found: Any = _with_roofline(made, cost, {"bf16": flops}, run, TPU)
+    found: Any = _with_roofline(made, cost, {"bf16": flops}, run, devices)
     assert found["milliseconds"] == pytest.approx({"compute": flops / 8e6, "memory": memory / 4e6, "links": sent / 2e6})
     assert (found["bound_by"], found["other"]) == (bound, 1) and found["step_ms"] == pytest.approx(ms)
     assert found["mfu"] == pytest.approx(4e6 / 8e9 / (ms / 1e3))
     # What the program computes, whatever the formula counts; a kernel may skip what the formula counts.
     assert found["hfu"] == pytest.approx(flops / 8e6 / ms) and found["hfu"] <= 1
     skipping: Any = {**made, "model_flops": 4e9}
-    assert _with_roofline(skipping, cost, {"bf16": flops}, run, TPU)["mfu"] == 1
+    assert _with_roofline(skipping, cost, {"bf16": flops}, run, devices)["mfu"] == 1
+    # Of N slices, all but one of N parts go round their ring twice: 4.5 MB at 8 Gbit/s.
+    several = dataclasses.replace(devices, slices=4, slice_gbps=8.0)
+    slow: Any = _with_roofline(made, cost, {"bf16": flops}, run, several)
+    assert slow["milliseconds"]["slices"] == pytest.approx(4.5)
+    assert (slow["bound_by"], slow["step_ms"]) == ("slices", pytest.approx(4.5))
     assert found["tokens_per_second"] == pytest.approx(run.data.batch * run.data.length * 1000 / ms)
     hours = 90_000 * ms / 1000 / 3600
     assert (found["steps"], found["days"], found["chip_hours"]) == pytest.approx((90_000, hours / 24, 8 * hours))
-    found = _with_roofline(made, cost, {"bf16": flops}, dataclasses.replace(run, steps=0, epochs=1.0), TPU)
+    found = _with_roofline(made, cost, {"bf16": flops}, dataclasses.replace(run, steps=0, epochs=1.0), devices)
     assert (found["steps"], found["days"], found["chip_hours"]) == (None, None, None)
 
 
