@@ -37,8 +37,8 @@ class PlanRequest(RunRequest):
     --task.name it is the fine-tuning of a recipe's model, or of a run."""
 
     topology: Annotated[str, Arg(metavar="DEVICES")] = ""
-    """The devices: v5e:4x4, v5litepod-16, v5p:4x4x4, v4-32, v6e:8x8, h100:1x8 (hosts × GPUs), h200:4x8, a100-40g:8,
-    rtx4090:1, l4, t4 or cpu:8; 2*v5e:16x16 are two slices."""
+    """The devices: v5e:4x4, v5litepod-16, v5p:4x4x4, v4-32, 2*v6e:8x8 (two slices), h100:1x8 (hosts × GPUs), h200:4x8,
+    a100-40g:8, rtx4090:1, l4, t4 or cpu:8."""
     slice_gbps: float = 25.0
     """How many gigabits a second a chip of one slice sends to other slices: the network of its host by its chips."""
     suggest: bool = False
