@@ -95,6 +95,7 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals, features: Path
         run = _claim_folder(run, folder, mesh, stack)
         report = _open_report(run, folder, signals, stack)
         session = _begin(run, recipe, folder, mesh, report, signals, features, stack)
+        stack.callback(session.profile.close)
         with session.watchdog:
             _run_steps(session)
             session.close()
@@ -220,7 +221,9 @@ def _run_steps(session: Session) -> None:
             batch = meshes.shard_batch(mesh, local, batches.fields, batch_size_at(number))
             # The call returns at once: the device works while the host reads on. Only for a batch of a new size or
             # length is it compiled first.
+            session.profile.before(number + 1, session.state)
             with contextlib.nullcontext() if step.is_compiled_for(batch) else session.report.compiling():
                 session.state, metrics = step(session.state, batch, settings)
+            session.profile.after(number + 1, session.state)
             if session.after_step(metrics):
                 break

@@ -18,6 +18,7 @@ from contexture.train.evaluation.evaluate import evaluate
 from contexture.train.metric_directions import Best
 from contexture.train.optim.lora import merged
 from contexture.train.run.plots import LiveLossFigure
+from contexture.train.run.profile import Profile
 from contexture.train.run.report import Report
 from contexture.train.run.signals import Interrupted, Signals
 from contexture.train.run.throughput import ThroughputMeter
@@ -65,6 +66,8 @@ class Session:
         number = jax.process_index()
         stalled = Path(run.dir) / (f"stalled.{number}.txt" if number else "stalled.txt")
         self.watchdog = Watchdog(run.mesh.stall_minutes, stalled, self._saved)
+        # One process of a job is enough: all compute the same program.
+        self.profile = Profile("" if number else run.log.profile, Path(run.dir))
         self.meter = ThroughputMeter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, self.start, size_at)
 
     @property

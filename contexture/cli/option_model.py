@@ -21,6 +21,7 @@ ALIASES = {
     "lr": "optim.peak-lr",
     "batch": "data.batch",
     "length": "data.length",
+    "profile": "log.profile",
 }
 """Short forms of options of a run."""
 METAVARS = {

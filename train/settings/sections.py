@@ -234,12 +234,18 @@ class LogConfig:
     """Write the figures for TensorBoard too, in the run's folder."""
     to: tuple[Literal["wandb", "mlflow", "aim"], ...] = ()
     """Experiment trackers that receive the figures too: Weights & Biases, MLflow, Aim."""
+    profile: str = ""
+    """Steps to trace, FIRST:LAST, as 100:110: the trace is in the run's folder, for XProf and Perfetto, and its slowest
+    operations are printed."""
     details: bool = False
     """Print every parameter and every label at the start, instead of their sums."""
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ValueError(f"log.every={self.every} is not a positive number of steps")
+        first, _, last = self.profile.partition(":")
+        if self.profile and not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last)):
+            raise ValueError(f"log.profile={self.profile} is not FIRST:LAST, two steps from 1 on, as 100:110")
         # The same tracker twice would get each figure twice.
         if len(set(self.to)) < len(self.to):
             raise ValueError(f"log.to={' '.join(self.to)} names a tracker twice")
