@@ -11,6 +11,7 @@ _BERT_GOLDEN = "train/run/test_formats.py::test_a_bert_loads_for_ever"
 _GPT_GOLDEN = "train/run/test_formats.py::test_a_banded_gpt_writes_and_scores_for_ever"
 _LSTM = "models/layers/test_lstm.py::"
 _EQUATIONS = f"{_LSTM}test_a_layer_is_its_equations"
+_LANES = f"{_LSTM}test_sentences_of_a_lane_are_each_alone"
 _LSTM_GRADIENT = f"{_LSTM}test_a_layers_gradient_is_that_of_its_equations"
 _SKIP = f"{_LSTM}test_a_skip_adds_the_input_of_all_layers_but_the_first"
 _CNN = "models/layers/test_char_filters.py::test_a_word_is_its_largest_filters_through_highways_and_projection"
@@ -256,9 +257,11 @@ MODELS = (
          "preferred_element_type=jnp.float32), 0.0)", _EQUATIONS),
         ("lstm.gradient-through-the-cell-clip", "through_clip(cell_BU, cell_clip,", "through_clip(cell_BU, 0.0,",
          _LSTM_GRADIENT),
-        ("lstm.gradient-not-carried", "return (dcell_BU * f, dhidden_BJ), (dz_BGU",
-         "return (dcell_BU, dhidden_BJ), (dz_BGU",
-         _LSTM_GRADIENT),
+        ("lstm.gradient-not-carried", "_kept(dcell_BU * f, keeps_B1)", "_kept(dcell_BU, keeps_B1)", _LSTM_GRADIENT),
+        ("lstm.state-crosses-a-border", "cell_BU, hidden_BJ = (_kept(x, keeps_B1) for x in state)",
+         "cell_BU, hidden_BJ = state", _LANES),
+        ("lstm.gradient-crosses-a-border", "_kept(dhidden_BJ, keeps_B1)), (dz", "dhidden_BJ), (dz", _LANES),
+        ("lstm.gradient-of-a-state-beyond", "x_LBU[:-1]]), keeps_LB1)", "x_LBU[:-1]]), None)", _LANES),
         ("lstm.gradient-of-a-gate", "dcell_BU * previous_BU * f * (1.0 - f)", "dcell_BU * cell_BU * f * (1.0 - f)",
          _LSTM_GRADIENT),
         ("lstm.no-skip", "if self.skip and n else y_BLJ", "if self.skip and n < 0 else y_BLJ", _SKIP),

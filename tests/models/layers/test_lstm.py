@@ -85,6 +85,43 @@ def test_a_layers_gradient_is_that_of_its_equations(clips):
         close(a, b)
 
 
+@pytest.mark.parametrize("clips", [CLIPS[3], *long(*((clips,) for clips in CLIPS[:3]))])
+def test_sentences_of_a_lane_are_each_alone(clips):
+    """Sentences of 3, 1 and 5 steps in a lane, of 7 and 2 in another: states, and all gradients."""
+    lanes = [[3, 1, 5], [7, 2]]
+    _, cell, hidden, *kernels = jax.tree.map(
+        lambda x: jnp.asarray(x[:2] if x.shape[0] == B else x, jnp.float32), _inputs()
+    )
+    z, dy = jnp.asarray(_drawn(9, 2, 4, U, seed=6), jnp.float32), jnp.asarray(_drawn(9, 2, J, seed=7), jnp.float32)
+    places = [(lane, sum(own[:n]), length) for lane, own in enumerate(lanes) for n, length in enumerate(own)]
+    keeps = np.ones((9, 2, 1), bool)
+    for lane, first, _ in places:
+        keeps[first, lane] = False
+
+    def together(z, *kernels):
+        states = recur(z, (cell, hidden), *kernels, *clips, jnp.asarray(keeps))
+        return (states[1] * dy).sum(), states
+
+    def alone(z, *kernels):
+        zeros, total, states = (jnp.zeros((1, U)), jnp.zeros((1, J))), 0.0, []
+        for lane, first, length in places:
+            here = slice(first, first + length), slice(lane, lane + 1)
+            states.append(recur(z[here], zeros, *kernels, *clips))
+            total += (states[-1][1] * dy[here]).sum()
+        return total, states
+
+    (_, got), gradient = jax.jit(jax.value_and_grad(together, (0, 1, 2), has_aux=True))(z, *kernels)
+    (_, expected), own = jax.jit(jax.value_and_grad(alone, (0, 1, 2), has_aux=True))(z, *kernels)
+    for (lane, first, length), states in zip(places, expected, strict=True):
+        for x, y in zip(got, states, strict=True):
+            close(x[first : first + length, lane], y[:, 0])
+    for x, y in zip(gradient, own, strict=True):
+        close(x, y)
+    # What is no number stays in its sentence, the second of the first lane.
+    some = jax.jit(together)(z.at[3, 0].set(jnp.nan), *kernels)[1][1]
+    assert np.array_equal(np.isnan(some).any(-1), np.isin(np.arange(18), 6).reshape(9, 2))
+
+
 def _lstm(skip: bool, layers: int = 3):
     sizes = {"N": layers, "J": J, "G": 4, "U": U}
     module = Lstm(sizes, 0.0, 0.0, skip, 0.0, jnp.float32)
