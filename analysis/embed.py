@@ -11,7 +11,7 @@ import numpy as np
 
 from contexture.analysis.options import EmbedOptions
 from contexture.analysis.pooling import POOLINGS, Pool
-from contexture.data.bucketing import check_batch, chunks, power_of_two, sorted_batches, windows
+from contexture.data.bucketing import check_batch, chunks, windows
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.families.splitting import SplitWords, Units
@@ -21,6 +21,7 @@ from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.models.config import ModelConfig
 from contexture.models.families import build
+from contexture.models.layers.packed_rows import PACKED, of_rows
 from contexture.models.model import Model, Outputs
 from contexture.models.shapes import Params
 from contexture.train.families import text_family
@@ -125,7 +126,7 @@ def embed(
 
     layout = _Layout(model.config, tokenizer, batch, sentences, floats)
     carry: Params = {}
-    planned = layout.in_order() if how.stateful else layout.by_length() if text.reads_words else layout.in_rows()
+    planned = layout.in_order() if how.stateful else layout.in_rows()
     for window, plan in planned:
         trained.check(max(map(len, window)))
         # Results replace their sentences in place, so that they come out in the order of the input.
@@ -157,25 +158,19 @@ class _Layout:
         for group in chunks(self.sentences, self.batch):
             yield group, iter([(list(range(len(group))), self._lines(group, self.batch, 0))])
 
-    def by_length(self) -> Iterator[_Window]:
-        """Sentences of words: a row for each, with others of its length."""
-        rows = 0
-        for window, plan in sorted_batches(self.sentences, self.batch, self.floats):
-            # All batches have the rows of the first one, rounded up to a power of two: few programs are compiled.
-            rows = rows or min(self.batch, power_of_two(len(plan[0][0])))
-            yield window, ((at, self._lines([window[n] for n in at], rows, length)) for at, length in plan)
-
     def in_rows(self) -> Iterator[_Window]:
-        """Sentences of tokens: several in a row."""
-        filler = RowFiller(self.batch)
+        """Several sentences in a row."""
+        filler = RowFiller(self.batch, words=text_family(self.config).reads_words)
         for window in windows(self.sentences, self.batch, self.floats):
             yield window, self._filled(window, filler)
 
     def _filled(self, window: Sequence[Units], filler: RowFiller) -> Iterator[_Fields]:
-        assert not isinstance(self.tokenizer, OpenVocabulary)
-        for numbers, packing, slots in filler.fill(np.array([len(units) for units in window], np.int64)):
+        # Begin and end of an ELMo's sentences are in their row too.
+        ends = 2 * text_family(self.config).reads_characters
+        pad = 0 if isinstance(self.tokenizer, OpenVocabulary) else self.tokenizer.pad
+        for numbers, packing, slots in filler.fill(np.array([len(units) + ends for units in window], np.int64)):
             fields = self._lines([window[n] for n in numbers], 0, packing.width)
-            yield numbers.tolist(), in_rows(fields, packing, slots, self.tokenizer.pad)
+            yield numbers.tolist(), in_rows(fields, packing, slots, pad)
 
     def _lines(self, sentences: Sequence[Units], rows: int, length: int) -> Batch:
         return text_family(self.config).lines(sentences, rows, self.tokenizer, self.config.length, length)
@@ -212,11 +207,10 @@ def _states(
     """
     layers, pool = what
     model = build(config)  # the backbone alone
-    read = dict(batch)
-    if "begins" in batch:
+    read = {name: jax.numpy.asarray(x) for name, x in batch.items()}
+    if PACKED in batch:
         # Rows as they are: a row for each sentence would be many times as large where one sentence is long.
-        read = {name: x for name, x in batch.items() if name not in ("begins", "mask")}
-        read["mask"] = (read["packs"] > 0).astype(jax.numpy.int32)
+        read = {name: x for name, x in of_rows(read).items() if name != PACKED}
     outputs, variables = model.apply({"params": params, "carry": carry}, read, states=True, mutable=["carry"])
     assert isinstance(outputs, Outputs)
     states = outputs.encoding.states

@@ -166,26 +166,6 @@ WINDOW, MOST_FLOATS = 64, 1 << 26
 """The sort window: at most so many batches, and so many elements of their vectors."""
 
 
-def sorted_batches(
-    sentences: Iterable[Sized], batch: int, floats: Callable[[Sized], int]
-) -> Iterator[tuple[list[Sized], list[tuple[list[int], int]]]]:
-    """Yields windows of sentences, each with its batches: (places in the window, length; 0: their bucket)."""
-    lengths: tuple[int, ...] = ()
-    for window in windows(sentences, batch, floats):
-        units = np.array([len(each) for each in window], np.int64)
-        # A single batch has nothing to be sorted with: it takes its bucket.
-        if len(window) <= batch:
-            yield window, [(list(range(len(window))), 0)]
-            continue
-        # The lengths of the first window of several batches serve the later ones, so that no more are compiled.
-        needed, counts = np.unique(-(-np.maximum(units, 1) // STEP) * STEP, return_counts=True)
-        lengths = lengths or choose_lengths(needed, counts, int(needed[-1]), batch, shuffled=False)
-        # Longest first, so that the first sentence of a batch says how long it must be.
-        order = np.argsort(-units, kind="stable")
-        groups = [order[first : first + batch].tolist() for first in range(0, len(order), batch)]
-        yield window, [(group, next((n for n in lengths if n >= units[group[0]]), 0)) for group in groups]
-
-
 def windows(sentences: Iterable[Sized], batch: int, floats: Callable[[Sized], int]) -> Iterator[list[Sized]]:
     """Yields sentences in lists: whole batches, WINDOW of them, or fewer whose vectors would be too large together."""
     window, size = list[Sized](), 0

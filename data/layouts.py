@@ -18,7 +18,7 @@ from contexture.data.binary_files import I64
 from contexture.data.bucketing import bucket
 from contexture.data.errors import DataError
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD, char_ids, word_table
+from contexture.data.tokenizers.elmo_char_ids import BEGIN, END, FIRST_WORD, char_ids, word_table
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece, wordpiece
 
@@ -248,6 +248,14 @@ def word_lines(read: Read, starts: I64, lengths: I64, length: int, sequences: in
     tokens_BL = np.zeros(inside_BL.shape, np.int32)
     tokens_BL[inside_BL] = read(starts, lengths)
     return {"tokens": tokens_BL, "mask": inside_BL.astype(np.int32)}
+
+
+def between_ends(index_BL: NDArray[np.int32], mask_BL: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Puts each sentence's words between its begin and its end: B(L+2)."""
+    index = np.pad(index_BL, ((0, 0), (1, 1)))
+    index[:, 0] = BEGIN
+    index[np.arange(len(index)), mask_BL.sum(1) + 1] = END
+    return index
 
 
 def elmo_lines(lines: Sequence[Sequence[str]], rows: int = 0, length: int = 0) -> Batch:

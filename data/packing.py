@@ -11,7 +11,7 @@ import numpy as np
 
 from contexture.data.binary_files import I64
 from contexture.data.bucketing import MIN_SAVING, bucket, one_of, power_of_two
-from contexture.data.layouts import Batch
+from contexture.data.layouts import Batch, between_ends
 
 ROW = 128
 """The least tokens of a row, where there is as much text: in narrower ones long texts leave room that none fills."""
@@ -25,7 +25,12 @@ WIDEST = 3
 """Rows are at most so many times as wide as the longest sequence needs, to hold several of about its length."""
 ATTENTION = 2048
 """In a row of so many tokens attention costs about as much as all else."""
-OF_TOKENS = ("tokens", "segments", "next", "next_weights")
+LANE_STEP = 8
+"""Rows of words are wider by a multiple of this, or of an eighth of the longest sentence."""
+LANES = 8
+"""A step of an LSTM takes as long as so many words would, before its own: a judgement, between a CPU with small kernels
+(nearly none) and an accelerator (many)."""
+OF_TOKENS = ("tokens", "index", "segments", "next", "next_weights")
 """The fields of a batch that lie in shared rows."""
 PLACES = {"packs": "i32 XY", "positions": "i32 XY", "begins": "i32 {}", "mask": "i32 {}L"}
 """The fields that say where sequences lie in rows; {}: the letters of an example's sequences, B or BA."""
@@ -75,25 +80,29 @@ def best_fit(lengths: I64, width: int, most: int = 1 << 30) -> I64:
     return rows
 
 
-def row_width(groups: Sequence[I64], share: int, multiple: int = 1) -> int:
+def row_width(groups: Sequence[I64], share: int, multiple: int = 1, *, words: bool = False) -> int:
     """Returns the tokens of a row with which groups of sequences compute the least, each group in rows of its own.
 
     Args:
         groups: the lengths of each.
         share: the tokens that a device has of a batch, at most: no row is much wider.
         multiple: the number of rows is a multiple of it.
+        words: whether an LSTM goes through the rows step by step, so that time follows their width.
     """
     longest = max(int(lengths.max(initial=1)) for lengths in groups)
-    least = max(ROW, -(-longest // STEP) * STEP)
+    # An eighth of a long sentence, so that few widths are tried.
+    step, widest = (max(LANE_STEP, longest // 64 * 8), 2) if words else (STEP, WIDEST)
+    least = max(0 if words else ROW, -(-longest // step) * step)
     if least >= bucket(share):
         return max(bucket(share), longest)
 
     def cost(width: int) -> float:
         rows = sum(-(-int(best_fit(lengths, width).max(initial=0) + 1) // multiple) * multiple for lengths in groups)
-        return rows * width * (1 + width / ATTENTION)
+        # An LSTM has no attention, but each of its steps reads its kernels anew.
+        return (rows + len(groups) * LANES) * width if words else rows * width * (1 + width / ATTENTION)
 
     # Sequences of about one length leave up to half of a row that is little longer: some widths hold them, others not.
-    return min(range(least, WIDEST * least + 1, STEP), key=cost)
+    return min(range(least, widest * least + 1, step), key=cost)
 
 
 @dataclass(frozen=True)
@@ -175,12 +184,26 @@ def packed_batch(sequences: Batch, packing: Packing, pad: int = 0) -> Batch:
     return batch
 
 
-def in_rows(sequences: Batch, packing: Packing, slots: int, pad: int = 0) -> Batch:
-    """Returns fields BL of sequences, `mask` among them, as a packed batch with room for so many sequences."""
+def in_rows(sequences: Batch, packing: Packing, slots: int = 0, pad: int = 0) -> Batch:
+    """Returns fields BL of sequences, `mask` among them, as a packed batch with room for so many sequences, at least
+    for these.
+
+    The lengths of an ELMo's sentences (`index`, and the table `types` of the batch) count begin and end, which are
+    added here. Their words are at places from 0 on all the same, and `begins` is the first one's.
+    """
     sequences = dict(sequences)
-    spare, mask = slots - len(packing.begins), sequences.pop("mask")
-    begins = np.pad(packing.begins.astype(np.int32), (0, spare))
-    return {**packed_batch(sequences, packing, pad), "begins": begins, "mask": np.pad(mask, ((0, spare), (0, 0)))}
+    mask = sequences.pop("mask")
+    table = {name: sequences.pop(name) for name in ("types",) if name in sequences}
+    if has_ends := "index" in sequences:
+        sequences["index"] = between_ends(sequences["index"], mask)
+    batch = packed_batch(sequences, packing, pad)
+    begins = packing.begins.astype(np.int32)
+    if has_ends:
+        # The begin is at place -1: heads count a sentence's words.
+        batch["positions"] -= batch["packs"] > 0
+        begins += 1
+    spare = max(slots - len(begins), 0)
+    return {**table, **batch, "begins": np.pad(begins, (0, spare)), "mask": np.pad(mask, ((0, spare), (0, 0)))}
 
 
 def apart(batch: Mapping[str, np.ndarray]) -> Batch:
@@ -287,13 +310,15 @@ class Shape:
     slots: int
 
     @staticmethod
-    def for_lengths(lengths: I64, batch: int, multiple: int = 1) -> "Shape":
-        """Returns the shape for batches of about `batch` sequences like these. multiple: of X and of the slots."""
+    def for_lengths(lengths: I64, batch: int, multiple: int = 1, *, words: bool = False) -> "Shape":
+        """Returns the shape for batches of about `batch` sequences like these. multiple: of X and of the slots. words:
+        as in `row_width`."""
         total, count = int(lengths.sum()), len(lengths)
         # On several devices each has a row at least.
         width = row_width(
             [lengths[:: max(count // SAMPLE, 1)], lengths.max(keepdims=True)],
             -(-total * min(batch, count) // count // multiple),
+            words=words,
         )
         # As many tokens as `batch` sequences have, but no more rows than there is text for.
         # What is less than a batch has a power of two: who asks for few texts again and again compiles few programs.
@@ -333,9 +358,9 @@ def fill(lengths: I64, shape: Shape) -> Iterator[tuple[I64, Packing]]:
 class RowFiller:
     """Puts windows of sequences in batches of rows: in one shape, until a sequence is longer than a row."""
 
-    def __init__(self, batch: int) -> None:
-        """batch: sequences at a time."""
-        self.batch = batch
+    def __init__(self, batch: int, *, words: bool = False) -> None:
+        """batch: sequences at a time; of words, lanes at a time: steps take an LSTM the same time with few lanes."""
+        self.batch, self._words = batch, words
         self._shape: Shape | None = None
 
     def fill(self, lengths: I64) -> Iterator[tuple[I64, Packing, int]]:
@@ -343,7 +368,12 @@ class RowFiller:
         sequences the batch has room for)."""
         # The first window sets the shape of later ones, so that few programs are compiled.
         if self._shape is None or lengths.max() > self._shape.width:
-            self._shape = Shape.for_lengths(np.maximum(lengths, 1), self.batch)
+            some = np.maximum(lengths, 1)
+            self._shape = Shape.for_lengths(some, self.batch, words=self._words)
+            if self._words:
+                # As many sentences as so many lanes hold.
+                sentences = int(self.batch * self._shape.width / some.mean())
+                self._shape = Shape.for_lengths(some, sentences, words=True)
         slots = self._shape.slots
         return ((numbers, packing, slots) for numbers, packing in fill(lengths, self._shape))
 

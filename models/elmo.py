@@ -1,6 +1,8 @@
 """ELMo's backbone (Peters et al. 2018): word vectors from characters, and a forward and a backward stack of LSTMs that
 never see each other. The published code is bilm-tf."""
 
+from dataclasses import replace
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from contexture.models.layers.blocks import Init
 from contexture.models.layers.char_cnn import CharCnn
 from contexture.models.layers.dropout import DropoutKey
 from contexture.models.layers.lstm import Lstm
+from contexture.models.layers.packed_rows import means, reversed_places, turned
 from contexture.models.sharding import constrain
 
 BEGIN, END = 1, 2
@@ -75,14 +78,19 @@ class BiLstm(nn.Module):
 
     @nn.compact
     def __call__(
-        self, inputs: tuple[jax.Array, ...], carries: bool, last_B: jax.Array | None, dropout_key: DropoutKey | None
+        self,
+        inputs: tuple[jax.Array, ...],
+        carries: bool,
+        last_B: jax.Array | None,
+        dropout_key: DropoutKey | None,
+        keeps_BL: jax.Array | None = None,
     ) -> list[list[jax.Array]]:
         c, directions = self.config, []
         for number, (name, x_BLJ) in enumerate(zip(DIRECTIONS, inputs, strict=True)):
             clips = c.cell_clip, c.projection_clip
             stack = Lstm(sizes(c), *clips, c.skip, c.dropout, jnp.dtype(c.dtype), name=name)
             # Dropout's sites: one a layer, the backward stack's behind the forward's.
-            directions.append([x_BLJ, *stack(x_BLJ, carries, last_B, dropout_key, number * c.layers)])
+            directions.append([x_BLJ, *stack(x_BLJ, carries, last_B, dropout_key, number * c.layers, keeps_BL)])
         return directions
 
 
@@ -93,6 +101,9 @@ class Elmo(nn.Module):
 
     Sentences: types i32 RW, index i32 BL (each word's row of types), mask i32 BL; pooled as the mean over words. Begin
     and end of the sentence run through the stacks too and are cut off again.
+
+    Sentences that share lanes (`layers.packed_rows`): index i32 XY holds begin and end of each, at the places -1 and n
+    of its n words, and the states have them. The state starts again from zeros at each begin.
 
     Lanes (batches with index_backward i32 BL): each direction reads a running text of its own. It starts from the carry
     and leaves its final state there. The carry is the mutable collection `carry`, zeros at first. Sentences have none
@@ -120,19 +131,26 @@ class Elmo(nn.Module):
             layers = _concat_directions(stacks(inputs, carries, None, dropout_key))
             mask_BL, pooled_BD = jnp.ones_like(batch["index"]), None
         else:
-            mask_BL, length = batch["mask"], batch["index"].shape[1]
-            index_BL, reversed_BL, last_B = _add_boundaries(batch["index"], mask_BL)
-            x_BLJ, reversed_BLJ = _look_up(words_RJ, index_BL), reversed_BL[:, :, None]
+            packed, last_B, keeps_BL, mask_BL = "packs" in batch, None, None, batch["mask"]
+            if packed:
+                index_BL, reversed_BL = batch["index"], reversed_places(batch)
+                # Reversed in its own place, a sentence has its border where it had it: one mask serves both directions.
+                keeps_BL = batch["positions"] >= 0
+                # A sentence with a row of its own has its begin at place 0.
+                dropout_key = dropout_key and replace(dropout_key, positions_XY=batch["positions"] + 1)
+            else:
+                index_BL, reversed_BL, last_B = _add_boundaries(batch["index"], mask_BL)
+            x_BLJ = _look_up(words_RJ, index_BL)
             # Each sentence is reversed within its own length, so that the backward stack starts at its end and not at
-            # padding. The same gather puts its outputs back in order: within a sentence it is its own inverse.
-            inputs = x_BLJ, jnp.take_along_axis(x_BLJ, reversed_BLJ, 1)
-            forward, backward = stacks(inputs, carries and c.stateful, last_B, dropout_key)
-            backward = [jnp.take_along_axis(x_BLJ, reversed_BLJ, 1) for x_BLJ in backward]
-            # Begin and end are context for the words, and no words themselves.
-            layers = [x_BLD[:, 1 : length + 1] for x_BLD in _concat_directions([forward, backward])]
-            # Padding does not count in the mean; a text without words divides by 1 instead of 0.
-            mean_BL = mask_BL / jnp.maximum(mask_BL.sum(1), 1)[:, None]
-            pooled_BD = jnp.einsum("BLD,BL->BD", layers[-1], mean_BL.astype(dtype))
+            # padding. The same gather puts its outputs back in order.
+            inputs = x_BLJ, turned(x_BLJ, reversed_BL)
+            forward, backward = stacks(inputs, carries and c.stateful and not packed, last_B, dropout_key, keeps_BL)
+            layers = _concat_directions([forward, [turned(x_BLJ, reversed_BL) for x_BLJ in backward]])
+            if not packed:
+                # Begin and end are context for the words, and no words themselves.
+                layers = [x_BLD[:, 1:-1] for x_BLD in layers]
+            # The mean is over the words of a sentence, and of no boundary.
+            pooled_BD = means(layers[-1], batch)
         # Layer 0 is the words' vectors twice: both stacks read the same ones, and all states have the width D.
         return Encoding(layers[-1], mask_BL, pooled_BD, tuple(layers) if states else ())
 
@@ -151,13 +169,13 @@ def _concat_directions(directions: list[list[jax.Array]]) -> list[jax.Array]:
 
 
 def _add_boundaries(index_BL: jax.Array, mask_BL: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Adds begin and end around the words, L + 2 in all → (index, the positions in reverse order, the last position).
+    """Adds begin and end around the words, L + 2 in all → (index, the places in reverse order, the last place).
 
-    Two words of four: [a, b, 0, 0] → ([BEGIN, a, b, END, 0, 0], [3, 2, 1, 0, 0, 0], 3).
+    Two words of four: [a, b, 0, 0] → ([BEGIN, a, b, END, 0, 0], [3, 2, 1, 0, 4, 5], 3).
     """
     last_B = mask_BL.sum(1) + 1
-    position = jnp.arange(index_BL.shape[1] + 2)[None]
+    place = jnp.arange(index_BL.shape[1] + 2)[None]
     # Padding reads row 0 of types, which is no word; the new first and last columns are filled below.
     index_BL = jnp.pad(index_BL * mask_BL, [(0, 0), (1, 1)])
-    index_BL = jnp.where(position == 0, BEGIN, jnp.where(position == last_B[:, None], END, index_BL))
-    return index_BL, jnp.maximum(last_B[:, None] - position, 0), last_B
+    index_BL = jnp.where(place == 0, BEGIN, jnp.where(place == last_B[:, None], END, index_BL))
+    return index_BL, jnp.where(place > last_B[:, None], place, last_B[:, None] - place), last_B

@@ -10,6 +10,7 @@ from contexture.models.config import VectorsConfig
 from contexture.models.encoding import Encoding
 from contexture.models.layers.blocks import Init, lookup
 from contexture.models.layers.dropout import DropoutKey
+from contexture.models.layers.packed_rows import means
 from contexture.models.sharding import constrain, gathered
 
 
@@ -58,11 +59,8 @@ class Vectors(nn.Module):
     def __call__(
         self, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None, *, states: bool = False
     ) -> Encoding:
-        dtype, mask_BL = jnp.dtype(self.config.dtype), batch["mask"]
+        dtype = jnp.dtype(self.config.dtype)
         table = WordTable(sizes(self.config), kernel_init(self.config), dtype, name="embeddings")
         x_BLD, table_VD = table(batch["tokens"])
-        # Padding does not count in the mean; a text without words divides by 1 instead of 0.
-        mean_BL = mask_BL / jnp.maximum(mask_BL.sum(1), 1)[:, None]
-        pooled_BD = jnp.einsum("BLD,BL->BD", x_BLD, mean_BL.astype(dtype))
         # The table itself is the only layer: no state comes after it.
-        return Encoding(x_BLD, mask_BL, pooled_BD, (x_BLD,) if states else (), table_VD)
+        return Encoding(x_BLD, batch["mask"], means(x_BLD, batch), (x_BLD,) if states else (), table_VD)

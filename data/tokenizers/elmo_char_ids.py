@@ -30,8 +30,8 @@ BEGIN_ROW, END_ROW = _special(BEGIN_SENTENCE), _special(END_SENTENCE)
 """The rows of `<S>` and `</S>`, which no text can spell."""
 
 
-FIRST_WORD = 3
-"""The first row of a table that holds a word; rows 0, 1 and 2 are nothing, `<S>` and `</S>`."""
+BEGIN, END, FIRST_WORD = 1, 2, 3
+"""The rows of a table that hold `<S>` and `</S>`, and the first one that holds a word; row 0 is nothing."""
 
 
 def word_table(char_ids: NDArray[np.integer], rows: int) -> NDArray[np.int32]:

@@ -128,6 +128,7 @@ def _recur_backward(
     dtype = projection_UJ.dtype
     J, G, U = kernel_JGU.shape
     kernel = kernel_JGU.reshape(J, G * U)
+    # Behind a border a step has read zeros, whatever the step before has left.
     previous_LBU, previous_LBJ = (
         _previous(x, x_LBU, keeps_LB1) for x, x_LBU in zip(initial, (cells_LBU, hidden_LBJ), strict=True)
     )

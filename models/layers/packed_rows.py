@@ -3,6 +3,9 @@
 A packed batch has rows XY instead of a row for each sequence. `packs` numbers its sequences from 1 on, 0 at padding;
 `positions` is each token's place in its sequence; `begins` says where a sequence begins in all rows, one after the
 other. A sequence lies in one row, without a gap. What a head reads of a sequence is taken out of the rows by a gather.
+
+A sentence of an ELMo has its begin at place -1 and its end behind its last word. These are context for the words, and
+in no head's sequence: `mask` and `begins` know the words alone.
 """
 
 import dataclasses
@@ -44,6 +47,18 @@ def _numbers(batch: Batch) -> jax.Array:
     return batch["packs"].astype(jnp.int32) - 1
 
 
+def _inside(batch: Batch, lengths_B: jax.Array) -> jax.Array:
+    """Returns which tokens belong to a sequence of so many tokens: bool XY."""
+    position_XY = batch["positions"]
+    return (batch["packs"] > 0) & (position_XY >= 0) & (position_XY < of_its_sequence(lengths_B, batch))
+
+
+def of_its_sequence(x_B: jax.Array, batch: Batch) -> jax.Array:
+    """Returns the number that each token's sequence has in x_B, XY; at padding that of the first sequence."""
+    # Padding needs some sequence to look up; whoever reads the result leaves padding out.
+    return x_B[jnp.maximum(_numbers(batch), 0)]
+
+
 def apart(x_XYD: jax.Array, batch: Batch) -> jax.Array:
     """Returns a row for each sequence, BLD, out of the rows that they share; 0 at padding.
 
@@ -53,7 +68,7 @@ def apart(x_XYD: jax.Array, batch: Batch) -> jax.Array:
     # A sequence's tokens follow each other; what lies behind its last one is another's, or padding.
     B, L = mask_BL.shape
     token_BL = jnp.where(mask_BL > 0, batch["begins"][:, None] + jnp.arange(L)[None], -1)
-    home_XY = jnp.where(batch["packs"] > 0, _numbers(batch) * L + batch["positions"], -1)
+    home_XY = jnp.where(_inside(batch, mask_BL.sum(1)), _numbers(batch) * L + batch["positions"], -1)
     return _taken(x_XYD.reshape(-1, D), token_BL.reshape(-1), home_XY.reshape(-1)).reshape(B, L, D)
 
 
@@ -73,8 +88,7 @@ def last_tokens(x_XYD: jax.Array, batch: Batch) -> jax.Array:
         last_B = jnp.maximum(batch["mask"].sum(1) - 1, 0)
         return jnp.take_along_axis(x_XYD, last_B[:, None, None], axis=1)[:, 0]
     last_B = batch["lengths"] - 1
-    number_XY = _numbers(batch)
-    home_XY = jnp.where(batch["positions"] == last_B[jnp.maximum(number_XY, 0)], number_XY, -1)
+    home_XY = jnp.where(batch["positions"] == of_its_sequence(last_B, batch), _numbers(batch), -1)
     return _one_each(x_XYD, last_B, home_XY, batch)
 
 
@@ -104,6 +118,19 @@ def _chosen_backward(saved: tuple[jax.Array, int], dy_BPD: jax.Array) -> tuple[j
 _chosen.defvjp(lambda x, place: (_chosen(x, place), (place, x.shape[1])), _chosen_backward)
 
 
+def means(x_XYD: jax.Array, batch: Batch) -> jax.Array:
+    """Returns the mean over each sequence's tokens, BD; 0 where it has none."""
+    # Padding does not count in the mean; a text without words divides by 1 instead of 0.
+    if PACKED not in batch:
+        mean_BL = batch["mask"] / jnp.maximum(batch["mask"].sum(1), 1)[:, None]
+        return jnp.einsum("BLD,BL->BD", x_XYD, mean_BL.astype(x_XYD.dtype))
+    # A product with 1/length at a sequence's own tokens and 0 elsewhere: its gradient is a product too, and no scatter.
+    lengths_B = batch["lengths"]
+    own_BXY = _inside(batch, lengths_B)[None] & (_numbers(batch)[None] == jnp.arange(lengths_B.size)[:, None, None])
+    mean_BXY = own_BXY / jnp.maximum(lengths_B, 1)[:, None, None]
+    return jnp.einsum("XYD,BXY->BD", x_XYD, mean_BXY.astype(x_XYD.dtype))
+
+
 def _one_each(x_XYD: jax.Array, place_B: jax.Array, home_XY: jax.Array, batch: Batch) -> jax.Array:
     token_B = jnp.where(batch["lengths"] > 0, batch["begins"] + place_B, -1)
     home_XY = jnp.where(batch["packs"] > 0, home_XY, -1)
@@ -127,6 +154,31 @@ def of_parts(batch: Batch, parts: int) -> Batch:
     own_XY = number_XY // each // parts * each + number_XY % each
     begins = begins // width // parts * width + begins % width
     return {**batch, "begins": begins, "packs": jnp.where(packs_XY > 0, own_XY + 1, 0)}
+
+
+@custom_gradient()
+def turned(x_XYD: jax.Array, place_XY: jax.Array) -> jax.Array:
+    """Returns the token at another place of its row for each place; place_XY is its own reverse, as a reversal is."""
+    return jnp.take_along_axis(x_XYD, place_XY[:, :, None], 1)
+
+
+def _turned_backward(place_XY: jax.Array, dy_XYD: jax.Array) -> tuple[jax.Array, None]:
+    # As in `_taken`: no token is taken twice.
+    return turned(dy_XYD, place_XY), None
+
+
+turned.defvjp(lambda x_XYD, place_XY: (turned(x_XYD, place_XY), place_XY), _turned_backward)
+
+
+def reversed_places(batch: Batch) -> jax.Array:
+    """Returns the place in its row that each token has when every sentence is reversed where it lies, between its begin
+    and its end, and padding stays: i32 XY."""
+    position_XY = batch["positions"]
+    # Each moves within its own lane, so that on a mesh no device is sent a lane of another. Padding must move nowhere:
+    # then every place is taken once, as `turned` wants it.
+    # Places -1 to n lie behind each other: p becomes n - 1 - p.
+    moved_XY = of_its_sequence(batch["lengths"], batch) - 1 - 2 * position_XY
+    return jnp.arange(position_XY.shape[1])[None] + jnp.where(batch["packs"] > 0, moved_XY, 0)
 
 
 def encoding_apart(encoding: Encoding, batch: Batch) -> Encoding:

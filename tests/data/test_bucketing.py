@@ -1,6 +1,8 @@
-"""Batches of words are padded to the least of a few lengths, and hold what they would hold padded to the greatest."""
+"""Batches of what a frozen backbone has computed are padded to the least of a few lengths, and hold what they would
+hold padded to the greatest."""
 
 from itertools import combinations
+from typing import cast
 
 import numpy as np
 import pytest
@@ -10,9 +12,11 @@ from hypothesis import strategies as st
 from contexture.data import bucketing as lengths
 from contexture.data.bucketing import choose_lengths, length_for
 from contexture.data.config import DataConfig, TaskConfig
+from contexture.data.layouts import Batch
 from contexture.data.tasks.batch.batches import WINDOW, HeldOutTask
 from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
+from contexture.data.tasks.store.stored_features import FeatureFiles
 from contexture.data.tokenizers.word_level import StaticWords
 
 
@@ -68,10 +72,21 @@ def store(tmp_path, monkeypatch):
 CONFIG = DataConfig(batch=4, length=48)
 
 
+class Stored:
+    """Files that add the examples' numbers."""
+
+    def add(self, batch: Batch, numbers: np.ndarray) -> Batch:
+        return {**batch, "numbers": numbers}
+
+
+STORED = cast(FeatureFiles, Stored())
+
+
 def test_a_training_batch_has_the_least_length_that_holds_it(store, monkeypatch):
-    batches = TaskBatches(store, WORDS, CONFIG, TaskConfig(kind="classify"), seed=3, family="vectors")
+    opened = TaskBatches(store, WORDS, CONFIG, TaskConfig(kind="classify"), seed=3, family="vectors")
+    batches = opened.with_features(STORED, {})
     monkeypatch.setattr(lengths, "MAX_LENGTHS", 1)
-    whole = TaskBatches(store, WORDS, CONFIG, TaskConfig(kind="classify"), seed=3, family="vectors")
+    whole = opened.with_features(STORED, {})
     assert whole.lengths == (48,)
     assert 1 < len(batches.lengths) <= 6
     assert batches.lengths[-1] == 48 and list(batches.lengths) == sorted(batches.lengths)
@@ -80,7 +95,7 @@ def test_a_training_batch_has_the_least_length_that_holds_it(store, monkeypatch)
         batch, full, length = batches.read(step), whole.read(step), batches.length_at(step)
         # From the batch of full length: one that is cut would agree with itself. A length counts two places more.
         longest = int(full["mask"].sum(1).max())
-        assert batch["tokens"].shape == (4, length - 2)
+        assert batch["mask"].shape == (4, length - 2)
         assert length == min(n for n in batches.lengths if n >= longest + 2)
         for name, x in full.items():
             assert np.array_equal(batch[name], x[:, : length - 2] if x.ndim == 2 else x), name
@@ -91,25 +106,27 @@ def test_a_training_batch_has_the_least_length_that_holds_it(store, monkeypatch)
     assert seen == set(batches.lengths)
 
 
-def test_held_out_examples_are_read_once_each_and_sorted_within_a_window(store):
-    split = store.splits["train"]
-    held_out = HeldOutTask(split, WORDS, CONFIG, 3, family="vectors")
-    whole = HeldOutTask(split, WORDS, CONFIG, 3, shape=(48,), family="vectors")
-    expected = np.concatenate([whole.read(step)["tokens"] for step in range(whole.steps)])
-    assert isinstance(held_out.shape, tuple) and len(held_out.shape) > 1
+def test_held_out_examples_are_read_once_each_and_sorted_within_a_window(store, monkeypatch):
+    opened = HeldOutTask(store.splits["train"], WORDS, CONFIG, 3, family="vectors")
+    held_out = opened.with_features(STORED, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(lengths, "MAX_LENGTHS", 1)
+        whole = opened.with_features(STORED, {})
+    expected = np.concatenate([whole.read(step)["mask"] for step in range(whole.steps)])
     assert held_out.steps == whole.steps == 101 and WINDOW == 64
     numbers, sizes = [], []
     for step in range(held_out.steps):
         batch, own = held_out.read(step), held_out.numbers(step)
-        length = batch["tokens"].shape[1]
-        assert np.array_equal(batch["tokens"][: len(own)], expected[own, :length])
-        assert not expected[own, length:].any() or WORDS.pad == expected[own, length:].min()
+        length = batch["mask"].shape[1]
+        assert np.array_equal(batch["mask"][: len(own)], expected[own, :length]) and not expected[own, length:].any()
+        assert batch["numbers"].tolist() == [*own, *[own[-1]] * (3 - len(own))]
         assert batch["valid"].tolist() == [1.0] * len(own) + [0.0] * (3 - len(own))
         numbers.append(own)
         sizes.append(length)
         if held_out.ends_window(step):
             assert sorted(np.concatenate(numbers)) == list(range(len(np.concatenate(numbers))))
     assert len(np.concatenate(numbers)) == 301
+    assert len({*sizes}) > 1
     for window in (sizes[:64], sizes[64:]):
         assert window == sorted(window, reverse=True)
 

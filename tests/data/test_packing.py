@@ -12,6 +12,7 @@ from contexture.data.bucketing import bucket
 from contexture.data.layouts import Batch
 from contexture.data.packing import (
     Packing,
+    RowFiller,
     Shape,
     apart,
     best_fit,
@@ -268,6 +269,35 @@ def test_a_shape_has_room_for_its_sequences(given, batch, multiple):
     wanted = 1 << int(best_fit(lengths, shape.width).max()).bit_length()
     rows = min(round(lengths.mean() * batch / shape.width), wanted)
     assert rows <= shape.heights[-1] < max(rows, 1) + multiple
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(1, 200), min_size=1, max_size=20).map(np.array), min_size=1, max_size=3),
+    st.sampled_from([1, 2, 4]),
+)
+def test_a_row_of_words_is_little_longer_than_the_longest(groups, multiple):
+    """At most twice as wide, and as wide as costs the least: places, and steps that cost eight places each."""
+    longest = max(int(lengths.max()) for lengths in groups)
+    step = 8 if longest < 128 else longest // 64 * 8
+    least = next(n for n in range(step, 1000, step) if n >= longest)
+
+    def cost(width: int) -> int:
+        rows = [int(best_fit(lengths, width).max()) + 1 for lengths in groups]
+        return sum((-(-n // multiple) * multiple + 8) * width for n in rows)
+
+    width = row_width(groups, 10**6, multiple, words=True)
+    assert longest <= width <= 2 * least and cost(width) == min(map(cost, range(least, 2 * least + 1, step)))
+    assert row_width(groups, 1, multiple, words=True) == max(longest, 8)
+
+
+def test_words_are_embedded_in_as_many_lanes_as_are_asked_for():
+    """Of 1,024 sentences: a lane takes an LSTM as long with few sentences beside it as with many."""
+    lengths = np.clip(np.exp(np.random.default_rng(3).normal(2.6, 0.7, 1024)), 3, 92).astype(np.int64) + 2
+    batches = list(RowFiller(32, words=True).fill(lengths))
+    assert batches[0][1].rows == 32 and 94 <= batches[0][1].width <= 104
+    assert sum(packing.rows * packing.width for _, packing, _ in batches) / lengths.sum() < 1.1
+    assert all(len(numbers) <= slots for numbers, _, slots in batches)
 
 
 def test_a_shape_holds_the_longest_sequence_wherever_it_stands(monkeypatch):

@@ -8,11 +8,13 @@ from contexture.data.tasks.batch.batches import HeldOutTask
 
 
 def every_example(held_out: HeldOutTask) -> Batch:
-    """Returns all examples of token batches by number, a row for each sequence. Each comes once, and other slots of a
-    batch count for nothing."""
+    """Returns all examples of packed batches by number, a row for each sequence; an ELMo's words by their characters,
+    `words`. Each example comes once, and other slots of a batch count for nothing."""
     parts, numbers = [], []
     for step in range(held_out.steps):
         batch, own = apart(held_out.read(step)), held_out.numbers(step)
+        if "types" in batch:
+            batch["words"] = batch.pop("types")[batch.pop("index")]
         count = len(own)
         assert batch["valid"].tolist() == [1.0] * count + [0.0] * (held_out.batch - count)
         spare = [batch[name][count:] for name in ("mask", "weights", "tag_weights", "next_weights") if name in batch]

@@ -219,18 +219,19 @@ def test_a_run_that_was_stopped_resumes_and_a_mesh_changes_nothing(run, tmp_path
 
 def test_pairs_are_two_sequences_of_words_and_alternatives_one(tmp_path):
     from contexture.data.config import DataConfig, TaskConfig
+    from contexture.data.packing import apart
     from contexture.data.tasks.encode.encode_examples import encode
 
     files, words = _files(tmp_path), StaticWords(["the", "cat", "sat", "good", "bad", "."])
     config = DataConfig(length=16)
     pairs = encode(TaskConfig(kind="regress", train=(files["regress"][3],), second="second"), words, tmp_path / "a")
-    batch = HeldOutTask(pairs.splits["train"], words, config, 2, family="vectors").read(0)
+    batch = apart(HeldOutTask(pairs.splits["train"], words, config, 2, family="vectors").read(0))
     # Two places fewer than data.length has, as an ELMo's.
     assert batch["tokens"].shape == (2, 2, 6)
     assert batch["tokens"][0].tolist() == [[2, 3, 5, 7, 0, 0], [5, 3, 4, 0, 0, 0]]
     assert batch["mask"][0].sum(1).tolist() == [4, 3]
     choice = encode(TaskConfig(kind="choice", train=(files["choice"][3],)), words, tmp_path / "c")
-    batch = HeldOutTask(choice.splits["train"], words, config, 2, family="vectors").read(0)
+    batch = apart(HeldOutTask(choice.splits["train"], words, config, 2, family="vectors").read(0))
     assert batch["tokens"][0].tolist() == [[2, 3, 4, 7, 0, 0], [2, 3, 5, 6, 0, 0]]
 
 

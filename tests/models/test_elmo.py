@@ -11,6 +11,7 @@ import pytest
 
 from contexture.data.config import DataConfig
 from contexture.data.layouts import elmo_lines
+from contexture.data.packing import in_rows, pack
 from contexture.data.pretraining.bilm_lanes import FIELDS, HeldOutLanes, LaneBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
@@ -199,6 +200,20 @@ def test_padding_changes_nothing(params, names):
                 assert_close(layers(got)[inside], layers(expected)[inside], 0, atol, err_msg=name)
         assert_close(got.encoding.pooled_BD[:6], expected.encoding.pooled_BD, 0, atol, err_msg=name)
     assert not expected.encoding.pooled_BD[LINES.index([])].any()
+
+
+def test_sentences_in_lanes_are_those_with_a_row_each(params):
+    """Every layer, and the mean over the words; also of a sentence without words."""
+    plain = elmo_lines(LINES, 6)
+    expected = run(params, plain)[0]
+    lengths = plain["mask"].sum(1).astype(np.int64) + 2
+    packed = in_rows(plain, pack(lengths, 12, ()), 8)
+    assert len(packed["index"]) < len(LINES)
+    got = run(params, packed)[0]
+    assert_close(got.encoding.mask_BL[:6], plain["mask"], 0, 0)
+    inside = plain["mask"] > 0
+    assert_close(layers(got)[:, :6][:, inside], layers(expected)[:, inside], 0, 1e-6)
+    assert_close(got.encoding.pooled_BD[:6], expected.encoding.pooled_BD, 0, 1e-6)
 
 
 def test_words_may_be_cut_where_padding_follows():

@@ -5,7 +5,7 @@ from tests.mutants.row import mutants_of
 _UNITS = "analysis/test_units.py"
 _ONCE = f"{_UNITS}::test_every_token_is_scored_once_with_all_context_of_its_window"
 _PIECES = "analysis/test_embed.py::test_pieces_have_the_vectors_of_their_model"
-_SORTED = "analysis/test_embed.py::test_sorted_by_length_sentences_keep_their_order_and_their_vectors"
+_LANES = "analysis/test_embed.py::test_sentences_in_lanes_keep_their_order_and_their_vectors"
 _ONE_BY_ONE = f"{_UNITS}::test_a_score_is_that_of_the_tokens_one_by_one"
 _MASKED = "analysis/scoring/test_score.py::test_a_berts_score_masks_each_token_alone"
 _BOTH = "analysis/scoring/test_score.py::test_an_elmos_score_is_that_of_both_directions_word_by_word"
@@ -213,7 +213,7 @@ ANALYSIS = (
     *mutants_of(
         "analysis/embed.py",
         ("embed.marks-in-the-mean", "(place_1L < count_B1 - int(ends))", "(place_1L < count_B1)", _PIECES),
-        ("embed.sorted-vectors", "vectors[place] = own[", "vectors[row] = own[", _SORTED),
+        ("embed.sorted-vectors", "vectors[place] = own[", "vectors[row] = own[", _LANES),
     ),
     *mutants_of(
         "analysis/options.py",

@@ -19,6 +19,7 @@ _INIT = "models/test_elmo_init.py::test_every_parameter_is_drawn_as_the_original
 _QUANTIZED = "models/layers/test_quantization.py::"
 _DROPOUT = "models/layers/test_dropout.py::"
 _ROWS = "train/test_packed_tasks.py::"
+_SHARED = "models/layers/test_packed_rows.py::"
 _KERNELS = "models/layers/test_attention_kernels.py::"
 _KERNEL = f"{_KERNELS}test_a_kernel_is_the_reference"
 _EQUAL = f"{_KERNELS}test_equal_values_leave_queries_without_gradient"
@@ -137,6 +138,10 @@ MODELS = (
         ("bert.pooled-elsewhere", "return x_XYD[:, 0]", "return x_XYD[:, 1]", _BERT_GOLDEN),
         ("gpt.pooled-one-early", 'jnp.maximum(batch["mask"].sum(1) - 1, 0)', 'jnp.maximum(batch["mask"].sum(1) - 2, 0)',
          f"{_ROWS}test_a_step_of_packed_rows_is_one_of_sequences_alone[choice-gpt-dropout]"),
+        ("packing.ends-are-words", "(position_XY >= 0) & (position_XY <", "(position_XY <",
+         f"{_SHARED}test_a_mean_and_a_row_are_of_the_words_alone"),
+        ("packing.reversed-one-beside", "- 1 - 2 * position_XY", "- 2 * position_XY",
+         f"{_SHARED}test_a_sentence_is_reversed_between_its_ends"),
         ("packing.parts-keep-their-numbers", "number_XY // each // parts * each", "number_XY // each * each",
          f"{_ROWS}test_losses_depend_on_neither_microbatches_nor_devices"),
     ),

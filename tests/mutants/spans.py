@@ -91,7 +91,7 @@ TAGGING = (
          "self.tokens_of(numbers) + 2 > length", f"{_AROUND}test_rows_hold_sentences_with_all_of_their_context"),
         ("context.lengths-without-it", "if self.documents is not None:\n            return self.documents.lengths",
          "if False:\n            return self.documents.lengths",
-         f"{_AROUND}test_a_batch_is_as_long_as_its_context_wants"),
+         f"{_AROUND}test_rows_hold_sentences_with_all_of_their_context"),
     ),
     *mutants_of(
         "data/tasks/read/conll.py",

@@ -14,7 +14,9 @@ from contexture.data.packing import apart
 from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.models.config import BertConfig, GptConfig, HeadConfig
+from contexture.data.tokenizers.word_level import SPECIAL, StaticWords, Words
+from contexture.models import elmo
+from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, VectorsConfig
 from contexture.models.families import build
 from contexture.models.layers.dropout import dropout_key
 from contexture.models.model import Model, Outputs
@@ -32,13 +34,24 @@ from tests.helpers.parity_rule import worst
 from tests.helpers.random_runs import random_parameters
 
 SIZES: dict[str, Any] = {"vocab": 32, "length": 32, "layers": 2, "hidden": 16, "heads": 2, "ffn": 32, "dropout": 0.3}
-MODELS = {
+MODELS: dict[str, Any] = {
     "bert": BertConfig(**SIZES, attention_dropout=0.2),
     "gpt": GptConfig(**SIZES, attention_dropout=0.2, norm="post"),
     "gpt2": GptConfig(**SIZES, attention_dropout=0.2, norm="pre", local_window=3),
+    "elmo": ElmoConfig(
+        vocab=32, char_width=4, filters=((1, 4), (2, 4)), highway=1, cells=8, projection=6, dropout=0.3, cell_clip=0.3
+    ),
+    "vectors": VectorsConfig(vocab=32, hidden=16),
 }
-TOKENIZERS: dict[str, Tokenizer] = {"bert": WORDS, "gpt": LETTERS, "gpt2": LETTERS}
-ALPHABET = {"bert": [f"w{n}" for n in range(1, 9)], "gpt": list("bcdefgh"), "gpt2": list("bcdefgh")}
+NUMBERED = [f"w{n}" for n in range(1, 9)]
+TOKENIZERS: dict[str, Tokenizer] = {
+    "bert": WORDS,
+    "gpt": LETTERS,
+    "gpt2": LETTERS,
+    "elmo": Words([*SPECIAL, *NUMBERED], "spaces"),
+    "vectors": StaticWords(NUMBERED, "spaces"),
+}
+ALPHABET = {name: list("bcdefgh") if name.startswith("gpt") else NUMBERED for name in MODELS}
 CASES: dict[str, tuple[str, dict[str, Any], HeadConfig]] = {
     "classify": ("classify", {}, HeadConfig()),
     "pairs": ("classify", {}, HeadConfig()),
@@ -90,6 +103,10 @@ def opened(
     task = TaskConfig(kind=cast(Any, kind), train=(str(file),), **options)
     config = DataConfig(batch=16, length=32, max_predictions=1)
     store = encode(task, TOKENIZERS[family], folder / "data", length=32)
+    if family in ("elmo", "vectors"):
+        # Their heads read a mix of layers, and compare the two texts of a pair.
+        mix = head.mix if head.mix != "off" else "all"
+        head = dataclasses.replace(head, mix=mix, pair=store.pair and kind != "choice")
     run = Run(model=MODELS[family], data=config, task=task, head=head)
     name = cast(Any, family.rstrip("2"))
     batches = TaskBatches(store, TOKENIZERS[family], config, task, family=name, seed=3, parts=parts, devices=devices)
@@ -136,7 +153,7 @@ STEPS = [
     for case in CASES
     for family in MODELS
     for seed in (None, 4)
-    if (case, family) != ("both orders", "bert")
+    if case != "both orders" or family.startswith("gpt")
 ]
 QUICK = [
     ("classify", "bert", 4),
@@ -145,6 +162,10 @@ QUICK = [
     ("span", "bert", None),
     ("both orders", "gpt", 4),
     ("classify on a mix", "bert", 4),
+    ("pairs", "elmo", 4),
+    ("tag by an LSTM on a mix", "elmo", 4),
+    ("choice", "elmo", None),
+    ("span", "vectors", 4),
 ]
 
 
@@ -156,7 +177,8 @@ def test_a_step_of_packed_rows_is_one_of_sequences_alone(case: str, family: str,
     _, model, objective, batches = opened(case, family, tmp_path)
     packed = batches.read(2)
     alone = apart(packed)
-    assert packed["tokens"].size <= alone["tokens"].size
+    words = "index" if family == "elmo" else "tokens"
+    assert packed[words].size <= alone["mask"].size + 2 * packed["begins"].size
     params = random_parameters(model, arrays(packed), deviation=0.3)
     expected = computed(model, objective, params, arrays(alone), seed)
     assert_same(expected, computed(model, objective, params, arrays(packed), seed))
@@ -175,40 +197,55 @@ def losses(case: str, family: str, folder: Path, parts: int = 1, count: int = 1)
             step = train_step(model, objective, run, mesh)
             for number in range(3):
                 batch = meshes.shard_batch(mesh, batches.read(number), batches.fields, 16)
-                assert batch["tokens"].shape[0] % (parts * count) == 0
+                assert batch["packs"].shape[0] % (parts * count) == 0
                 state, metrics = step(state, batch, settings)
                 found += [float(metrics["loss"]), float(metrics["grad_norm"])]
     return found
 
 
 @pytest.mark.parametrize(
-    ("case", "family"), [("classify", "bert"), *long(("choice", "gpt"), ("tag", "gpt2"), ("span", "bert"))]
+    ("case", "family"),
+    [
+        ("classify", "bert"),
+        ("pairs", "elmo"),
+        *long(("choice", "gpt"), ("tag", "gpt2"), ("span", "bert"), ("choice", "elmo"), ("tag", "vectors")),
+    ],
 )
 def test_losses_depend_on_neither_microbatches_nor_devices(case: str, family: str, tmp_path: Path):
     expected = losses(case, family, tmp_path / "one")
-    for parts, count in ((2, 8),) if case == "classify" else ((2, 1), (1, 8), (2, 8)):
+    for parts, count in ((2, 8),) if case in ("classify", "pairs") else ((2, 1), (1, 8), (2, 8)):
         assert losses(case, family, tmp_path / f"{parts}-{count}", parts, count) == pytest.approx(expected, rel=2e-5)
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_an_example_is_blind_to_the_others_of_its_row(family: str, tmp_path: Path):
-    """The gradient of its answer with regard to the embeddings of all other tokens is exactly 0."""
-    _, model, objective, batches = opened("classify", family, tmp_path)
+def test_an_example_is_blind_to_the_others_of_its_row(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The gradient of its answer with regard to the vectors of all other tokens is exactly 0."""
+    run, model, objective, batches = opened("classify", family, tmp_path)
     batch = arrays(batches.read(0))
     params = random_parameters(model, batch, deviation=0.3)
     number = int(np.argmax(np.bincount(np.asarray(batch["packs"])[0])[1:]))
-    table = params["backbone"]["embeddings"]["tokens"]
     # Every token gets a row of the table of its own, so that the table's gradient is the tokens'.
-    rows = batch["tokens"].size
-    own = {**batch, "tokens": jnp.arange(rows, dtype=jnp.int32).reshape(batch["tokens"].shape)}
-    embeddings = {**params["backbone"]["embeddings"], "tokens": table[batch["tokens"].reshape(-1)]}
-    wide = {**params, "backbone": {**params["backbone"], "embeddings": embeddings}}
+    name = "index" if family == "elmo" else "tokens"
+    rows = batch[name].size
+    own = {**batch, name: jnp.arange(rows, dtype=jnp.int32).reshape(batch[name].shape)}
+    embeddings = params["backbone"]["embeddings"]
+    # An ELMo's vectors come of characters, and begin and end have some too.
+    table = (
+        jax.random.normal(jax.random.key(0), (rows, 6))
+        if family == "elmo"
+        else embeddings["tokens"][batch[name].reshape(-1)]
+    )
+    config = model.config if family == "elmo" else dataclasses.replace(model.config, vocab=rows)
 
-    def answer(params: Any) -> jax.Array:
-        model_ = dataclasses.replace(model.config, vocab=rows)
-        outputs = build(model_, objective.heads, 3).apply({"params": params}, own, only=("classify",))
+    def answer(table: jax.Array) -> jax.Array:
+        monkeypatch.setattr(elmo, "_look_up", lambda words, index: table[index])
+        own_tables = {} if family == "elmo" else {"tokens": table}
+        backbone = {**params["backbone"], "embeddings": {**embeddings, **own_tables}}
+        outputs = build(config, objective.heads, 3, run.head).apply(
+            {"params": {**params, "backbone": backbone}}, own, only=("classify",)
+        )
         return cast(Outputs, outputs).heads["classify"][number].sum()
 
-    gradient = np.asarray(jax.grad(answer)(wide)["backbone"]["embeddings"]["tokens"])
+    gradient = np.asarray(jax.grad(answer)(table))
     of = np.asarray(batch["packs"]).reshape(-1) == number + 1
     assert np.abs(gradient[of]).min(1).max() > 0 and (gradient[~of] == 0).all()

@@ -11,7 +11,7 @@ from typing import Required, TypedDict, cast
 import numpy as np
 from jax.sharding import Mesh
 
-from contexture.data.bucketing import MIN_SAVING, batch_lengths, bucket, check_batch, power_of_two
+from contexture.data.bucketing import check_batch, power_of_two
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.packing import Shape
@@ -143,7 +143,6 @@ class Predictor:
         )
         self.truncated = 0
         """Number of examples so far that were longer than the model's sequences, or whose question was cut."""
-        self._several: tuple[int, ...] = ()
         self._shape: tuple[Shape, float] | None = None
         """The rows of the last large chunk, and the tokens of its sequences on average."""
         self._step = evaluation_step(self.loaded.model, objective_of(self.run), self.mesh)
@@ -254,12 +253,11 @@ class Predictor:
             self.tokenizer,
             self.run.data,
             batch,
-            shape=self._lengths(split, batch) if self.run.text.reads_words else self._rows(split),
+            shape=self._rows(split),
             family=self.run.family,
             devices=meshes.batch_devices(self.mesh),
         ).with_rules(self.rules)
-        if not self.run.text.reads_words and split.examples >= self.batch:
-            assert isinstance(held_out.shape, Shape)
+        if split.examples >= self.batch:
             self._shape = held_out.shape, _mean_tokens(split)
         # From here on as in an evaluation: batches, the same compiled step, records in the order of the examples.
         collector = collector_of(held_out, labelled=False)
@@ -275,29 +273,15 @@ class Predictor:
                     record["truncated"] = True
                 yield record
 
-    def _rows(self, split: ExampleSplit) -> Shape | tuple[()]:
+    def _rows(self, split: ExampleSplit) -> Shape | None:
         """Returns the rows of a chunk's batches: the ones of the first large chunk, so that later ones are compiled for
-        nothing new; () for what suits the chunk."""
+        nothing new; None for what suits the chunk."""
         if self._shape is None or split.examples < self.batch:
-            return ()
+            return None
         shape, mean = self._shape
         # A later chunk may have a longer sequence, or texts for which other rows are better.
         fits = shape.width >= min(split.longest + 2, self.run.data.length)
-        return shape if fits and 2 / 3 <= _mean_tokens(split) / mean <= 3 / 2 else ()
-
-    def _lengths(self, split: ExampleSplit, batch: int) -> tuple[int, ...]:
-        """Returns the lengths of a chunk's batches: for a few examples, their bucket. The first chunk with several
-        batches sets the lengths of later ones, so that no further programs are compiled."""
-        limit = self.run.data.length
-        # Two special tokens around the longest example, rounded up to a bucket.
-        longest = bucket(split.longest + 2, limit)
-        if split.examples < MIN_SAVING * batch:
-            return (longest,)
-        # Chosen by the lengths of this chunk, as for training, and kept: each length costs a compilation.
-        if not self._several:
-            self._several = batch_lengths(split, longest, batch, shuffled=False)
-        # A later chunk may have longer examples.
-        return self._several if longest <= self._several[-1] else (*self._several[1:], limit)
+        return shape if fits and 2 / 3 <= _mean_tokens(split) / mean <= 3 / 2 else None
 
 
 def _mean_tokens(split: ExampleSplit) -> float:

@@ -116,7 +116,7 @@ class Run:
     @property
     def shares_rows(self) -> bool:
         """Whether a row of a batch holds several texts, which see each other nowhere."""
-        return self.data.packed if self.task.kind == "off" else not self.text.reads_words
+        return self.data.packed if self.task.kind == "off" else True
 
     def _check_data(self) -> None:
         # Options of `data` that only some pretrainings or kinds of task read.

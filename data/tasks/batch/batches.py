@@ -1,9 +1,9 @@
-"""Examples by their numbers → the arrays of a batch, in packed rows of tokens or as words with a row for each sequence;
-and every example once, in batches."""
+"""Examples by their numbers → the arrays of a batch, in rows that sequences share; and every example once, in
+batches."""
 
 import copy
 import threading
-from collections.abc import Sequence
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ from contexture.data.layouts import (
     truncate_longest_first,
     word_lines,
 )
-from contexture.data.packing import Packing, Shape, choose_heights, fields_in_rows, fill, pack, packed_batch, row_width
+from contexture.data.packing import Packing, Shape, choose_heights, fields_in_rows, fill, in_rows, pack, row_width
 from contexture.data.task_kinds import KINDS
 from contexture.data.tasks.batch.answer_rules import AnswerRules
 from contexture.data.tasks.batch.document_context import context_tokens, own_tags
@@ -36,7 +36,7 @@ from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.elmo_char_ids import FIRST_WORD
 
 WINDOW = 64
-"""Held-out batches whose examples are put together: sorted by length, or packed into the same rows."""
+"""Held-out batches whose examples are put together: in the same rows, or sorted by length."""
 SAMPLE = 1 << 14
 """Examples that the numbers of rows are chosen by."""
 SHORTEST = 5
@@ -48,21 +48,18 @@ def task_fields(kind: str, family: Family, symmetric: bool = False, pair: bool =
     orders of a pair, the two texts of a pair where words are read), they are BAL: `task_fields("choice",
     "bert")["mask"]` → `i32 BAL`.
 
-    Tokens lie in rows XY that sequences share (`packing.fields_in_rows`).
+    Tokens, or words, lie in rows XY that sequences share (`packing.fields_in_rows`).
     """
     text = TEXT_FAMILIES[family]
     # An example has one answer, however many sequences it has.
     several = kind == "choice" or symmetric or (pair and text.reads_words)
     own = "BA" if several else "B"
-    if text.reads_words:
-        sequences = {name: spec.replace("BL", own + "L") for name, spec in text.sequences.items()}
-        return {**sequences, **KINDS[kind].batch}
     return {**fields_in_rows({**text.sequences, **text.own_tokens}, own), **KINDS[kind].batch}
 
 
 def without_rows(fields: dict[str, str]) -> dict[str, str]:
-    """Returns the fields of a batch without the rows that sequences share."""
-    return {name: spec for name, spec in fields.items() if not spec.endswith("XY") and name != "begins"}
+    """Returns the fields of a batch without the rows that sequences share, and the table of their words."""
+    return {name: spec for name, spec in fields.items() if not spec.endswith("XY") and name not in ("begins", "types")}
 
 
 def sequence_length(config: DataConfig, longest: int) -> int:
@@ -71,8 +68,8 @@ def sequence_length(config: DataConfig, longest: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Reader:
-    """What both kinds of sequences have in common: context from the document, and answers."""
+class Reader:
+    """What both kinds of sequences have in common: rows, context from the document, and answers."""
 
     split: ExampleSplit
     tokenizer: Tokenizer
@@ -82,6 +79,8 @@ class _Reader:
     weights_C: NDArray[np.float32]
     context_length: int
     """Tokens of a sequence that is filled with context: data.length, whatever the longest example has."""
+    word_types: int
+    """Rows for the distinct words of a batch; 0: as many as there could be."""
 
     def __post_init__(self) -> None:
         """Raises: DataError where the vocabulary lacks the family's special tokens, or a sequence has no room for
@@ -93,6 +92,27 @@ class _Reader:
                 f"give at least {SHORTEST}"
             )
 
+    @property
+    def each(self) -> int:
+        """Sequences of an example."""
+        return self.split.sequences
+
+    @abstractmethod
+    def lengths_of(self, numbers: I64) -> I64:
+        """Returns the tokens of each sequence of these examples, as they are cut, with the special ones; of an ELMo's
+        words with begin and end."""
+
+    @abstractmethod
+    def read(self, numbers: I64, chosen: I64, packing: Packing | None, length: int) -> Batch:
+        """Returns the examples with these numbers as a batch: of fields XY all rows, of the others the chosen examples.
+
+        Args:
+            numbers: the examples of the batch.
+            chosen: rows of the fields B, from 0 on; beyond the last example they repeat it.
+            packing: where the sequences lie; None: no fields XY, for batches that hold what a backbone computed.
+            length: L, of the fields BL. Words have two places fewer.
+        """
+
     def context(self, rows: Rows) -> tuple[I64, I64]:
         """Returns how many tokens are read before and after each row's own: none, but of a sentence within its
         document."""
@@ -101,6 +121,14 @@ class _Reader:
             return np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         # + 2: the special tokens at the two ends of a sequence, which an ELMo counts too.
         return context_tokens(rows, split.documents, split.tags, self.context_length - 2, at_ends=self.text.is_causal)
+
+    def _places(self, batch: Batch, chosen: I64) -> Batch:
+        """Returns a batch of all sequences with `mask`, and `begins` where it has rows, of the chosen examples."""
+        several = self.split.kind == "choice" or self.each > 1
+        for name in {"begins", "mask"} & batch.keys():
+            array = batch[name].reshape(-1, self.each, *batch[name].shape[1:])
+            batch[name] = array[chosen] if several else array[chosen, 0]
+        return batch
 
     def _answers(self, rows: Rows, numbers: I64) -> Batch:
         split, batch = self.split, dict[str, np.ndarray]()
@@ -134,16 +162,10 @@ class _Reader:
         return {"tags": tags_BL, "tag_weights": weights_BL}
 
 
-class TokenReader(_Reader):
-    """Sequences of tokens with special ones around them, several in a row (`data.packing`)."""
-
-    @property
-    def each(self) -> int:
-        """Sequences of an example."""
-        return 2 if self.split.symmetric else self.split.choices
+class TokenReader(Reader):
+    """Sequences of tokens with special ones around them."""
 
     def lengths_of(self, numbers: I64) -> I64:
-        """Returns the tokens of each sequence of these examples, as they are cut, with the special ones."""
         pairs = self._pairs(self.split.take(numbers))[0]
         # b_length is -1 where there is no second text, and no mark between two.
         return pairs.a_length + pairs.b_length + 3
@@ -163,15 +185,7 @@ class TokenReader(_Reader):
         return pairs, before, own
 
     def read(self, numbers: I64, chosen: I64, packing: Packing | None, length: int) -> Batch:
-        """Returns the examples with these numbers as a batch: of fields XY all rows, of the others the chosen examples.
-
-        Args:
-            numbers: the examples of the batch.
-            chosen: rows of the fields B, from 0 on; beyond the last example they repeat it.
-            packing: where the sequences lie; None: no fields XY, for batches that hold what a backbone computed.
-            length: L, of the fields BL.
-        """
-        split, each = self.split, self.each
+        split = self.split
         rows = split.take(numbers)
         pairs, before, own = self._pairs(rows)
         marks = self.text.marks(self.tokenizer)
@@ -180,16 +194,10 @@ class TokenReader(_Reader):
         sequences, text_SL, _ = lay_out(split.tokens.read, pairs, marks, self.tokenizer.pad, length, fields)
         if split.kind == "choice" and "next_weights" in sequences:
             sequences["next_weights"][is_absent(rows)] = 0.0  # special tokens alone say nothing of the language
-        mask = sequences.pop("mask").reshape(len(numbers), each, length)
         # Slots beyond the last example repeat it.
         chosen = np.minimum(chosen, len(numbers) - 1)
-        batch: Batch = {}
-        if packing is not None:
-            batch = packed_batch(sequences, packing, self.tokenizer.pad)
-            batch["begins"] = packing.begins.astype(np.int32).reshape(-1, each)[chosen]
-        batch["mask"] = mask[chosen]
-        if not (split.kind == "choice" or split.symmetric):
-            batch |= {name: batch[name][:, 0] for name in ("begins", "mask") if name in batch}
+        batch: Batch = {"mask": sequences["mask"]}
+        batch = self._places(batch if packing is None else in_rows(sequences, packing, pad=self.tokenizer.pad), chosen)
         batch |= self._answers(rows.reshape(-1, split.choices)[chosen].ravel(), numbers[chosen])
         if split.tags is not None:
             # Tags are stored in parallel to the tokens: the span that was read as text is read again as tags.
@@ -199,65 +207,71 @@ class TokenReader(_Reader):
         return batch
 
 
-class WordReader(_Reader):
+class WordReader(Reader):
     """Sequences of words, a pair's texts as two sequences, or as one where an alternative is chosen.
 
-    data.length counts the begin and the end of a sentence, which an ELMo itself adds, so the arrays have two places
-    fewer. The arrays of static vectors have too, so that they read the same words.
+    data.length counts the begin and the end of a sentence, which an ELMo's have in rows alone, so the other arrays have
+    two places fewer. The arrays of static vectors have too, so that they read the same words.
     """
 
-    def length_of(self, numbers: I64, lengths: Sequence[int]) -> int:
-        """Returns the length, one of several, that a batch of the examples with these numbers is padded to."""
-        # Of a single length the examples need not be looked at.
-        return length_for(tuple(lengths), self.split.tokens_of(numbers)) if lengths[1:] else lengths[0]
+    def lengths_of(self, numbers: I64) -> I64:
+        _, lengths, _, _ = self._texts(self.split.take(numbers), self.length - 2)
+        # Static vectors have no begin and no end.
+        return lengths.reshape(len(numbers) * self.each, -1).sum(1) + 2 * (self.split.char_ids is not None)
 
-    def read(self, numbers: I64, chosen: I64, length: int, types: int) -> Batch:
-        """Returns the examples with these numbers as a batch, or the chosen rows of it.
-
-        The whole batch decides the length and, where words are read by their characters, the table `types`: every
-        device has the same.
-
-        Args:
-            numbers: the examples of the batch.
-            chosen: rows, from 0 on.
-            length: of the batch.
-            types: rows for distinct words; 0: as many as there could be.
-        """
-        split, rows = self.split, self.split.take(numbers)
-        # Where the texts are among the tokens, and how much of each is read.
-        words, texts = length - 2, 2 if split.pair else 1
+    def _texts(self, rows: Rows, words: int) -> tuple[I64, I64, I64, I64]:
+        """Returns where the texts are among the tokens, how much of each is read, how many words of context precede
+        each row, and the row's own words of the first text."""
+        texts = 2 if self.split.pair else 1
         middle = np.where(rows["b"] < 0, rows["end"], rows["b"])
         own, (before, after) = middle - rows["a"], self.context(rows)
         starts = np.stack([rows["a"] - before, middle], 1)[:, :texts].ravel()
         lengths = np.stack([before + own + after, rows["end"] - middle], 1)[:, :texts]
-        if split.layout == "joined":
+        if self.split.layout == "joined":
             # Both are in one sequence: the longer one gives first, as where special tokens separate them.
             lengths = np.stack(kept_tokens(lengths[:, 0], lengths[:, 1], words), 1)
-            texts = split.choices
-        lengths = np.minimum(lengths, words).ravel()
-        # All rows are read, also where a few are chosen: the distinct words of the whole batch make its table.
-        count = len(numbers) * texts
-        # Room for a batch in which every word is distinct.
-        size = types or count * words + FIRST_WORD
-        if split.char_ids is None:
-            batch, table = word_lines(split.tokens.read, starts, lengths, words, count), {}
-        else:
-            batch = elmo_words(split.tokens.read, starts, lengths, split.char_ids, words, size, count)
-            table = {"types": batch.pop("types")}
-        # As [examples, texts, words]; then the chosen rows, without the dim of texts where there is one text.
-        sequences = {name: x.reshape(len(numbers), texts, words) for name, x in batch.items()}
-        sequences = {name: x[chosen] if split.pair else x[chosen, 0] for name, x in sequences.items()}
-        answers = self._answers(rows.reshape(len(numbers), split.choices)[chosen].ravel(), numbers[chosen])
+        return starts, np.minimum(lengths, words).ravel(), before, own
+
+    def read(self, numbers: I64, chosen: I64, packing: Packing | None, length: int) -> Batch:
+        split, rows, words = self.split, self.split.take(numbers), length - 2
+        starts, lengths, before, own = self._texts(rows, words)
+        count, chosen = len(numbers) * self.each, np.minimum(chosen, len(numbers) - 1)
+        inside_SL = np.arange(words) < lengths.reshape(count, -1).sum(1)[:, None]
+        batch: Batch = {"mask": inside_SL.astype(np.int32)}
+        if packing is not None:
+            # All words are read, also where a few examples are chosen: the distinct ones of the whole batch make its
+            # table, which has room for a batch in which every word is distinct.
+            size = self.word_types or packing.rows * packing.width + FIRST_WORD
+            if split.char_ids is None:
+                batch = word_lines(split.tokens.read, starts, lengths, words, count)
+            else:
+                batch = elmo_words(split.tokens.read, starts, lengths, split.char_ids, words, size, count)
+            batch = in_rows(batch, packing, pad=self.tokenizer.pad)
+        batch = self._places(batch, chosen)
+        batch |= self._answers(rows.reshape(-1, split.choices)[chosen].ravel(), numbers[chosen])
         if split.tags is not None:
-            tags_BL = np.full((len(numbers), words), -1, np.int32)
-            tags_BL[batch["mask"] > 0] = split.tags.read(starts, lengths)
-            answers |= self._tags(own_tags(tags_BL, before, own, 0)[chosen])
-        return {**table, **sequences, **answers}
+            tags_BL = np.full(inside_SL.shape, -1, np.int32)
+            tags_BL[inside_SL] = split.tags.read(starts, lengths)
+            batch |= self._tags(own_tags(tags_BL, before, own, 0)[chosen])
+        return batch
+
+
+def open_reader(
+    split: ExampleSplit,
+    tokenizer: Tokenizer,
+    family: Family,
+    length: int,
+    weights_C: NDArray[np.float32],
+    config: DataConfig,
+) -> Reader:
+    """Returns the reader of a split; the arguments are its fields."""
+    text = TEXT_FAMILIES[family]
+    reader = WordReader if text.reads_words else TokenReader
+    return reader(split, tokenizer, text, length, weights_C, config.length, config.word_types)
 
 
 class HeldOutTask:
-    """Every example once, in `steps` batches: within each window, tokens in packed rows that are dealt out to batches,
-    words in batches of `batch` examples by length."""
+    """Every example once, in `steps` batches: within each window, in packed rows that are dealt out to batches."""
 
     unit = "examples"
 
@@ -268,7 +282,7 @@ class HeldOutTask:
         config: DataConfig,
         batch: int,
         weights_C: NDArray[np.float32] | None = None,
-        shape: "Shape | tuple[int, ...]" = (),
+        shape: Shape | None = None,
         *,
         family: Family,
         devices: int = 1,
@@ -281,7 +295,7 @@ class HeldOutTask:
             config: the run's data.
             batch: about how many examples a batch has.
             weights_C: the weight of each label in the loss (all 1 if None).
-            shape: the rows of a batch, or where words are read the lengths of sequences; (): what suits the examples.
+            shape: the rows of a batch; None: what suits the examples.
             family: the model's family.
             devices: how many devices share a batch.
         """
@@ -299,81 +313,67 @@ class HeldOutTask:
         # All labels weigh the same, unless the caller says otherwise.
         ones_C = np.ones(max(len(split.labels), 1), np.float32)
         # Of few lengths, since each is a program for whoever predicts one file after the other.
-        self.length = (
-            sequence_length(config, split.longest)
-            if self.text.reads_words
-            else bucket(split.longest + 2, config.length)
-        )
+        self.length = bucket(split.longest + 2, config.length)
         """Tokens of the longest sequences."""
-        args = (split, tokenizer, self.text, self.length, ones_C if weights_C is None else weights_C, config.length)
+        weights_C = ones_C if weights_C is None else weights_C
+        self._reader = open_reader(split, tokenizer, family, self.length, weights_C, config)
         self._features: FeatureFiles | None = None
+        self._lengths = (self.length,)
+        """Of stored features, the lengths of sequences: a batch has the least that holds its longest example."""
+        self._examples = batch
         self.batch = batch
-        """For how many examples the arrays of a batch have room. Of tokens as many share a batch as its rows hold."""
-        self._words = WordReader(*args) if self.text.reads_words else None
-        self._tokens = None if self.text.reads_words else TokenReader(*args)
-        self._reader = self._words or self._tokens
+        """For how many examples the arrays of a batch have room. As many share a batch as its rows hold."""
         # The examples of each batch, and where their sequences lie; and which batches end a window.
         self._plan: list[tuple[I64, Packing | None]] = []
         self._ends = set[int]()
-        self.shape = self._planned(shape, devices)
-        """The rows of a batch, or the lengths of sequences of words."""
+        self.shape = shape or self.shape_for(batch, devices)
+        """The rows of a batch."""
+        self._plan_rows(devices)
         self.steps = len(self._plan)
-
-    def _planned(self, shape: Shape | tuple[int, ...], devices: int) -> Shape | tuple[int, ...]:
-        """Plans the batches. Returns their shape."""
-        if self._words is None:
-            packed = shape if isinstance(shape, Shape) else self.shape_for(self.batch, devices)
-            self._plan_tokens(packed, devices)
-            return packed
-        assert not isinstance(shape, Shape)
-        lengths = shape or batch_lengths(self.split, self.length, self.batch, shuffled=False)
-        self.length = lengths[-1]
-        self._plan_words(lengths)
-        return lengths
 
     def shape_for(self, batch: int, devices: int = 1) -> Shape:
         """Returns the shape that suits the examples, for batches of about so many."""
-        assert self._tokens is not None
-        every, each = np.arange(self.split.examples), self._tokens.each
+        every, each, words = np.arange(self.split.examples), self._reader.each, self.text.reads_words
         some = every[:: max(len(every) // SAMPLE, 1)]
         # In parts: within documents each sentence is looked at with all that is around it.
-        parts = [self._tokens.lengths_of(part) for part in np.split(some, range(1024, len(some), 1024))]
+        parts = [self._reader.lengths_of(part) for part in np.split(some, range(1024, len(some), 1024))]
         lengths = np.concatenate(parts)
         # Of the longest of all, which may not be among these, a row must have the room.
         longest = np.array([min(self.split.longest + 2, self.length)])
         if each == 1:
-            return Shape.for_lengths(np.concatenate([longest, lengths]), batch, devices)
+            return Shape.for_lengths(np.concatenate([longest, lengths]), batch, devices, words=words)
         # Of an example with several sequences all are in one batch, and batches need more or fewer rows.
         groups = [lengths[first : first + batch * each] for first in range(0, len(lengths), batch * each)]
         share = -(-max(int(group.sum()) for group in groups) // devices)
-        width = row_width([*groups[:16], longest], share, devices)
+        width = row_width([*groups[:16], longest], share, devices, words=words)
         needed = [pack(group, width, (), devices).rows for group in groups]
         return Shape(width, choose_heights(needed, -(-len(every) // batch), devices), batch)
 
-    def _plan_tokens(self, shape: Shape, devices: int) -> None:
-        assert self._tokens is not None
-        each, window = self._tokens.each, WINDOW * self.batch
+    def _plan_rows(self, devices: int) -> None:
+        each, shape, window = self._reader.each, self.shape, WINDOW * self.batch
         if each == 1:
             self.batch = shape.slots
         for first in range(0, self.split.examples, window if each == 1 else self.batch):
             numbers = np.arange(first, min(first + (window if each == 1 else self.batch), self.split.examples))
-            lengths = self._tokens.lengths_of(numbers)
+            lengths = self._reader.lengths_of(numbers)
             if each == 1:
                 self._plan += [(numbers[own], packing) for own, packing in fill(lengths, shape)]
             else:
                 self._plan.append((numbers, pack(lengths, shape.width, shape.heights, devices, each=each)))
             self._ends.add(len(self._plan) - 1)
 
-    def _plan_words(self, lengths: tuple[int, ...]) -> None:
-        # Batches of one length need no order, and their answers come one batch after the other.
-        window = (WINDOW if lengths[1:] else 1) * self.batch
+    def _plan_by_length(self) -> None:
+        """Plans batches of examples that have no rows to share, sorted by length within each window."""
+        self.batch, self._plan, self._ends = self._examples, [], set()
+        self._lengths = batch_lengths(self.split, self.length, self.batch, shuffled=False)
+        window = WINDOW * self.batch
         for first in range(0, self.split.examples, window):
             numbers = np.arange(first, min(first + window, self.split.examples))
-            if lengths[1:]:
-                # The longest first: if memory does not suffice, that shows at once.
-                numbers = numbers[np.argsort(-places_for(lengths, self.split.tokens_of(numbers)), kind="stable")]
+            # The longest first: if memory does not suffice, that shows at once.
+            numbers = numbers[np.argsort(-places_for(self._lengths, self.split.tokens_of(numbers)), kind="stable")]
             self._plan += [(numbers[at : at + self.batch], None) for at in range(0, len(numbers), self.batch)]
             self._ends.add(len(self._plan) - 1)
+        self.steps = len(self._plan)
 
     def with_rules(self, rules: AnswerRules) -> "HeldOutTask":
         """Returns these batches with other rules for the answer to a question."""
@@ -385,6 +385,7 @@ class HeldOutTask:
         """As `TaskBatches.with_features`."""
         other = copy.copy(self)
         other._features, other.fields = files, {**without_rows(self.fields), **fields}
+        other._plan_by_length()
         return other
 
     def numbers(self, step: int) -> I64:
@@ -393,7 +394,6 @@ class HeldOutTask:
 
     def tokens_before(self, rows: Rows) -> I64:
         """Returns how many tokens of its document precede each row's own."""
-        assert self._reader is not None
         return self._reader.context(rows)[0]
 
     def ends_window(self, step: int) -> bool:
@@ -405,23 +405,17 @@ class HeldOutTask:
         weight or tokens."""
         rows = np.arange(self.batch) if rows is None else np.asarray(rows, np.int64)
         numbers, packing = self._plan[step]
-        # Devices need whole batches, so each is filled up by an example that counts nowhere: one of its own, which
-        # makes it no longer.
-        filled = np.concatenate([numbers, np.repeat(numbers[-1:], self.batch - len(numbers))])
-        if self._words is not None:
-            assert isinstance(self.shape, tuple)
-            length = self._words.length_of(numbers, self.shape)
-            batch = self._words.read(filled, rows, length, self.config.word_types)
-        else:
-            assert self._tokens is not None
-            batch = self._tokens.read(numbers, rows, None if self._features else packing, self.length)
+        length = length_for(self._lengths, self.split.tokens_of(numbers)) if self._features else self.length
+        batch = self._reader.read(numbers, rows, packing, length)
+        # Devices need whole batches, so each is filled up by an example that counts nowhere: one of its own.
         spare = rows >= len(numbers)
         for name in ("valid", "weights", "tag_weights", "mask"):
             if name in batch:
                 batch[name][spare] = 0
         with self._lock:
             self.rows_read += len(rows)
-        return batch if self._features is None else self._features.add(batch, filled[rows])
+        own = numbers[np.minimum(rows, len(numbers) - 1)]
+        return batch if self._features is None else self._features.add(batch, own)
 
 
 class ExampleOrder:

@@ -10,12 +10,10 @@ from contexture.data import rng
 from contexture.data.binary_files import I64
 from contexture.data.bucketing import batch_lengths, length_for, one_of
 from contexture.data.config import DataConfig, Family, StepSize, TaskConfig
-from contexture.data.families.registry import TEXT_FAMILIES
 from contexture.data.layouts import Batch
 from contexture.data.packing import BatchRows, Packing, row_width, some_batches
 from contexture.data.tasks.batch.batches import (
-    TokenReader,
-    WordReader,
+    open_reader,
     sequence_length,
     task_fields,
     without_rows,
@@ -70,19 +68,15 @@ class TaskBatches:
         self.examples_per_epoch = split.examples
         self.rows_read = 0
         weights_C = class_weights(task, store.labels, store.counts)
-        text, longest = TEXT_FAMILIES[family], sequence_length(config, split.longest)
-        self.length = longest
+        self.length = sequence_length(config, split.longest)
         """Tokens of the longest sequences."""
         self._features: FeatureFiles | None = None
         self._orders: dict[int, I64] = {}
         self._lock = threading.Lock()
-        args = (split, tokenizer, text, longest, weights_C, config.length)
-        self._tokens = None if text.reads_words else TokenReader(*args)
-        self._words = WordReader(*args) if text.reads_words else None
-        self.lengths = batch_lengths(split, longest, config.batch, shuffled=True) if text.reads_words else (longest,)
-        """Of words, and of stored features, the lengths of sequences: a batch has the least that holds its longest
-        example."""
-        self.rows = None if self._tokens is None else self._shared_rows(parts, devices)
+        self._reader = open_reader(split, tokenizer, family, self.length, weights_C, config)
+        self.lengths = (self.length,)
+        """Of stored features, the lengths of sequences: a batch has the least that holds its longest example."""
+        self.rows = self._shared_rows(parts, devices)
         """The rows that sequences share."""
 
     def with_features(self, files: FeatureFiles, fields: dict[str, str]) -> "TaskBatches":
@@ -102,13 +96,9 @@ class TaskBatches:
         with self._lock:
             self.rows_read += len(rows)
         numbers = self._numbers(step)
-        if self._words is not None:
-            batch = self._words.read(numbers, rows, self.length_at(step), self.config.word_types)
-        else:
-            assert self._tokens is not None
-            stored = self._features is not None
-            length = self.length_at(step) if stored else self.length
-            batch = self._tokens.read(numbers, rows, None if stored else self.packing(step), length)
+        stored = self._features is not None
+        length = self.length_at(step) if stored else self.length
+        batch = self._reader.read(numbers, rows, None if stored else self.packing(step), length)
         return batch if self._features is None else self._features.add(batch, numbers[rows])
 
     def length_at(self, step: int) -> int:
@@ -121,7 +111,7 @@ class TaskBatches:
     def size_at(self, step: int) -> StepSize:
         """Returns the size of the step's batch."""
         numbers = self._numbers(step)
-        if self._tokens is not None and self._features is None:
+        if self._features is None:
             packing = self.packing(step)
             return StepSize(len(packing.lengths), int(packing.lengths.sum()), packing.rows * packing.width)
         # Of words the longer text of a pair counts for both.
@@ -131,26 +121,25 @@ class TaskBatches:
 
     def packing(self, step: int) -> Packing:
         """Returns where the step's sequences lie in its rows."""
-        assert self._tokens is not None and self.rows is not None
-        return self.rows.pack(self._tokens.lengths_of(self._numbers(step)), self.config.batch_size_at(step))
+        lengths = self._reader.lengths_of(self._numbers(step))
+        return self.rows.pack(lengths, self.config.batch_size_at(step))
 
     def _sample(self, batch: int) -> Iterator[I64]:
         """Yields the lengths of the sequences of some batches, in the order of the first epoch."""
-        assert self._tokens is not None
         # Once: a reader that is two epochs further would have it made again for each batch.
         order = self._order(0)
         for places in some_batches(batch):
-            yield self._tokens.lengths_of(order[places % self.examples_per_epoch])
+            yield self._reader.lengths_of(order[places % self.examples_per_epoch])
 
     def _shared_rows(self, parts: int, devices: int) -> BatchRows:
-        assert self._tokens is not None
         # A microbatch fills rows of its own, and each device has as many of them.
         groups = [*self._sample(-(-self.batch // parts))]
         share = -(-max(int(lengths.sum()) for lengths in groups) // devices)
         # The longest of all sequences, wherever it comes.
         every = np.array([min(self.split.longest + 2, self.length)])
-        width, examples = row_width([*groups[:16], every], share, devices), EPOCHS * self.examples_per_epoch
-        return BatchRows(width, self._sample, examples, parts=parts, devices=devices, each=self._tokens.each)
+        width = row_width([*groups[:16], every], share, devices, words=self._reader.text.reads_words)
+        examples, each = EPOCHS * self.examples_per_epoch, self._reader.each
+        return BatchRows(width, self._sample, examples, parts=parts, devices=devices, each=each)
 
     def _numbers(self, step: int) -> I64:
         """Returns the examples of the step's batch."""

@@ -1,5 +1,4 @@
-"""Rows that sequences share, and several lengths of words, change no number: not in training, not in evaluation, not in
-a prediction."""
+"""Rows that sequences share change no number: not in training, not in evaluation, not in a prediction."""
 
 import json
 import random
@@ -10,11 +9,9 @@ import numpy as np
 import pytest
 
 import contexture
-from contexture.data import bucketing as lengths
 from contexture.data import packing
 from contexture.data.tasks.batch.batches import HeldOutTask
 from contexture.train import loop
-from contexture.train.evaluation import predict
 from contexture.train.run.report import read_metrics
 from contexture.train.step import TrainStep
 from tests.helpers.commands import done
@@ -52,16 +49,13 @@ def figures(folder: Path, names: tuple[str, ...] = ("loss", "grad_norm", "accura
 
 
 def use_several(patch: pytest.MonkeyPatch) -> None:
-    """Three lengths of words, and several numbers of narrow rows, which need not save much."""
-    patch.setattr(lengths, "MAX_LENGTHS", 3)
+    """Several numbers of narrow rows, which need not save much."""
     patch.setattr(packing, "ROW", 48)
-    for module in (lengths, packing):
-        patch.setattr(module, "MIN_SAVING", 0.05)
+    patch.setattr(packing, "MIN_SAVING", 0.05)
 
 
 def use_one(patch: pytest.MonkeyPatch) -> None:
-    """Words are padded to one length, and each sequence of tokens has a row of its own."""
-    patch.setattr(lengths, "MAX_LENGTHS", 1)
+    """Each sequence has a row of its own."""
     patch.setattr(packing, "best_fit", lambda lengths, width, most=0: np.arange(len(lengths)))
 
 
@@ -118,17 +112,15 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, ...]]:
 def test_numbers_are_those_of_full_padding(request, files, family, kind, tmp_path, monkeypatch):
     """With dropout, in training, evaluation and prediction; records stay in the order of the file."""
     source = request.getfixturevalue("source" if family == "bert" else "elmo_run")
-    # An ELMo's dropout is drawn for a whole sequence, and so for each length anew.
-    more = [] if family == "bert" else ["--model.dropout", "0", "--model.head-dropout", "0"]
     shapes = watched(monkeypatch)
-    short = tuned(source, files, kind, tmp_path / "short", *more)
+    short = tuned(source, files, kind, tmp_path / "short")
     assert 1 < len(shapes) <= 3
     speeds = [r["tokens_per_second"] for r in read_metrics(short / "metrics.jsonl") if "tokens_per_second" in r]
     assert all(speed > 0 for speed in speeds)
     with monkeypatch.context() as patch:
         use_one(patch)
         shapes.clear()
-        whole = tuned(source, files, kind, tmp_path / "whole", *more)
+        whole = tuned(source, files, kind, tmp_path / "whole")
         assert len(shapes) == 1 and next(iter(shapes))[0] == 8
         expected = evaluated(short, batch=4, to=tmp_path / "padded")
     for actual, other in zip(figures(short), figures(whole), strict=True):
@@ -174,7 +166,6 @@ def test_an_evaluation_has_the_figures_and_the_order_of_full_padding(files, tmp_
 
 @pytest.mark.parametrize("name", ["bert_classify", "elmo_tag"])
 def test_predictions_of_a_long_file_keep_its_order(files, monkeypatch, name):
-    monkeypatch.setattr(predict, "MIN_SAVING", 0.05)
     numbers: list[list[int]] = []
     inner: Callable = HeldOutTask.read
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contexture.data import bucketing as lengths
 from contexture.data.config import DataConfig, Family, TaskConfig
 from contexture.data.describe import describe
 from contexture.data.errors import DataError
-from contexture.data.packing import Shape, apart
+from contexture.data.packing import apart
 from contexture.data.tasks.batch.batches import HeldOutTask
 from contexture.data.tasks.batch.document_context import chunks_in_documents
 from contexture.data.tasks.batch.training_batches import TaskBatches
@@ -198,7 +197,7 @@ def test_some_rows_of_a_batch_are_those_of_the_whole(family: Family):
     for name, x in whole.items():
         # Rows that sequences share are read whole, and so is the table of words.
         own = held_out.fields[name].split()[1].startswith("B")
-        assert own != (name in ("types", "tokens", "segments", "next", "next_weights", "packs", "positions"))
+        assert own != (name in ("types", "index", "tokens", "segments", "next", "next_weights", "packs", "positions"))
         assert np.array_equal(part[name], x[[2, 0]] if own else x), name
 
 
@@ -225,54 +224,33 @@ def _long_store(folder: Path, family: Family) -> tuple[list[Document], ExampleSt
     return documents, store, TaskBatches(store, TOKENIZERS[family], _config(64), task, seed=1, family=family)
 
 
-def test_rows_hold_sentences_with_all_of_their_context(tmp_path):
-    documents, store, batches = _long_store(tmp_path, "bert")
-    expected = [slow_layout(document, n, "bert", 64) for document in documents for n in range(len(document))]
-    lengths = {len(line) for line, _ in expected}
+@pytest.mark.parametrize(("family", "ends"), [("bert", 0), ("elmo", 2)])
+def test_rows_hold_sentences_with_all_of_their_context(tmp_path, family: Family, ends: int):
+    """ends: places of a sentence that no line has, begin and end of an ELMo's."""
+    documents, store, batches = _long_store(tmp_path, family)
+    expected = [slow_layout(document, n, family, 64) for document in documents for n in range(len(document))]
+    lengths = {len(line) + ends for line, _ in expected}
     assert len(lengths) > 10 and max(lengths) == 64 and batches.length == 64
     seen, first = [], len(expected) // 4
     for step in range(first):
         batch = batches.read(step)
-        assert batches.rows is not None
-        assert batch["tokens"].shape[0] in batches.rows.heights(4) and batch["tokens"].shape[1] == batches.rows.width
+        assert batch["packs"].shape[0] in batches.rows.heights(4) and batch["packs"].shape[1] == batches.rows.width
         # No token of one sentence lies where another's does: there are as many as all have together.
-        assert (batch["packs"] > 0).sum() == batch["mask"].sum()
+        assert (batch["packs"] > 0).sum() == batch["mask"].sum() + 4 * ends
         alone = apart(batch)
-        lines = [_line(alone, row, "bert") for row in range(4)]
+        lines = [_line(alone, row, family) for row in range(4)]
         assert batch["mask"].sum(1).tolist() == [len(line) for line, _ in lines]
         seen += lines
-        part = batches.read(step, np.array([3, 1]))
-        assert all(np.array_equal(apart(part)[name], alone[name][[3, 1]]) for name in alone)
+        part = apart(batches.read(step, np.array([3, 1])))
+        assert all(np.array_equal(part[name], x if name == "types" else x[[3, 1]]) for name, x in alone.items())
     # An epoch has each once; what is left over of whole batches belongs to the next one.
     left = Counter(map(str, expected)) - Counter(map(str, seen))
     assert left.total() == len(expected) - 4 * first and not Counter(map(str, seen)) - Counter(map(str, expected))
-    held_out = _held_out(store.splits["train"], "bert", 64)
-    assert isinstance(held_out.shape, Shape) and _shown(held_out) == dict(enumerate(expected))
-    assert {len(held_out.read(step)["tokens"]) for step in range(held_out.steps)} <= {*held_out.shape.heights}
+    held_out = _held_out(store.splits["train"], family, 64)
+    assert _shown(held_out) == dict(enumerate(expected))
+    assert {len(held_out.read(step)["packs"]) for step in range(held_out.steps)} <= {*held_out.shape.heights}
     # What is cut is counted by the sentences alone.
     assert store.splits["train"].longer_than(64) == 0 and "cut" not in batches.describe()
-
-
-def test_a_batch_is_as_long_as_its_context_wants(tmp_path, monkeypatch):
-    """Of words, which have a row for each sentence."""
-    monkeypatch.setattr(lengths, "MIN_SAVING", 0.05)
-    documents, store, batches = _long_store(tmp_path, "elmo")
-    assert len(batches.lengths) > 1 and batches.lengths[-1] == 64
-    seen = set()
-    for step in range(60):
-        batch = batches.read(step)
-        # The two ends of a sentence, which an ELMo itself adds, count too.
-        longest = int(batch["mask"].sum(1).max()) + 2
-        assert batch["index"].shape[1] == batches.length_at(step) - 2
-        assert batches.length_at(step) == min(n for n in batches.lengths if n >= longest)
-        seen.add(batches.length_at(step))
-        part = batches.read(step, np.array([3, 1]))
-        assert all(np.array_equal(part[name], x if name == "types" else x[[3, 1]]) for name, x in batch.items())
-    assert len(seen) > 1
-    held_out = _held_out(store.splits["train"], "elmo", 64)
-    expected = [slow_layout(document, n, "elmo", 64) for document in documents for n in range(len(document))]
-    assert isinstance(held_out.shape, tuple) and len(held_out.shape) > 1
-    assert _shown(held_out) == dict(enumerate(expected))
 
 
 # Files

@@ -179,8 +179,18 @@ def test_the_fields_of_a_task():
         "choices": "f32 BA",
         **answers,
     }
-    # Words have a row for each sequence.
-    assert task_fields("tag", "elmo")["index"] == "i32 BL" and "begins" not in task_fields("tag", "elmo")
+    assert task_fields("tag", "elmo") == {
+        "types": "i32 RW",
+        "index": "i32 XY",
+        "packs": "i32 XY",
+        "positions": "i32 XY",
+        "begins": "i32 B",
+        "mask": "i32 BL",
+        "tags": "i32 BL",
+        "tag_weights": "f32 BL",
+        "valid": "f32 B",
+    }
+    assert task_fields("regress", "vectors", pair=True)["begins"] == "i32 BA"
     assert task_fields("tag", "bert")["tags"] == "i32 BL" and "next" not in task_fields("tag", "bert")
 
 

@@ -13,6 +13,7 @@ from contexture.data.batches import check_fields
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.describe import describe
 from contexture.data.errors import DataError
+from contexture.data.packing import apart
 from contexture.data.tasks.batch.batches import HeldOutTask, task_fields
 from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.data.tasks.encode import encode_examples
@@ -137,15 +138,17 @@ def test_an_elmo_reads_a_text_and_an_alternative_as_one_sequence():
     split = words_of(items)
     assert split.longest == 7 and (split.longer_than(9), split.longer_than(8)) == (0, 1)
     for length, first in ((9, "the cat sat there on a mat"), (8, "the cat sat on a mat"), (6, "the cat on a")):
-        held_out = HeldOutTask(split, OPEN, DataConfig(batch=2), 2, shape=(length,), family="elmo")
-        batch = held_out.read(0)
-        check_fields(batch, held_out.fields)
+        config = DataConfig(batch=2, length=length, max_predictions=1)
+        held_out = HeldOutTask(split, OPEN, config, 2, family="elmo")
+        packed = held_out.read(0)
+        check_fields(packed, held_out.fields)
+        batch = apart(packed)
         assert batch["index"].shape == (2, 3, length - 2) and batch["choices"].tolist() == [[1, 1, 1], [1, 1, 0]]
         lines = [[" ".join(words_from_char_ids(batch["types"][i[m > 0]])) for i, m in zip(*row, strict=True)]
                  for row in zip(batch["index"], batch["mask"], strict=True)]  # fmt: skip
         assert lines[0][0] == first and lines[1] == ["who the cat", "who a", ""]
     assert task_fields("choice", "elmo", pair=True) == held_out.fields
-    assert describe(batch, 1, OPEN, ("0", "1", "2"), "choice") == (
+    assert describe(packed, 1, OPEN, ("0", "1", "2"), "choice") == (
         "who a → 1\n(2 words; the right one of 2 alternatives)"
     )
 
@@ -164,28 +167,19 @@ def test_a_question_has_the_rows_that_it_has_alone(questions, length, family):
     items: list[Example] = [ChoiceExample(text, tuple(x), "0", f"f:{n}") for n, (text, x) in enumerate(questions)]
 
     def batch(some: list[Example]) -> dict[str, np.ndarray]:
-        if family == "elmo":
-            return HeldOutTask(words_of(some), tokenizer, DataConfig(batch=4), 4, shape=(length,), family="elmo").read(
-                0
-            )
-        split = split_of(some, "choice", tokenizer, names)
-        return every_example(HeldOutTask(split, tokenizer, DataConfig(batch=4, length=length), 4, family="gpt"))
+        split = words_of(some) if family == "elmo" else split_of(some, "choice", tokenizer, names)
+        return every_example(HeldOutTask(split, tokenizer, DataConfig(batch=4, length=length), 4, family=family))
 
     together, most = batch(items[:4]), max(len(choices) for _, choices in questions[:4])
     for row, item in enumerate(items[:4]):
         alone, count = batch([item]), len(questions[row][1])
         assert together["choices"][row].tolist() == [1.0] * count + [0.0] * (most - count)
-        if family == "elmo":
-            for where in (together, alone):
-                where["words"] = where["types"][where["index"]]
-            names_of = ("mask", "words")
-        else:
-            names_of = ("tokens", "mask", "next", "next_weights")
+        names_of = ("mask", "words") if family == "elmo" else ("tokens", "mask", "next", "next_weights")
         width = alone["mask"].shape[-1]
         for name in names_of:
             assert np.array_equal(together[name][row, :count, :width], alone[name][0, :count]), name
             # What is longer among the others has more places.
-            assert family == "elmo" or not together[name][row, :count, width:].any(), name
+            assert not together[name][row, :count, width:].any(), name
         if family == "gpt":
             assert not together["next_weights"][row, count:].any()
 
