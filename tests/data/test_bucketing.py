@@ -2,7 +2,6 @@
 hold padded to the greatest."""
 
 from itertools import combinations
-from typing import cast
 
 import numpy as np
 import pytest
@@ -12,12 +11,11 @@ from hypothesis import strategies as st
 from contexture.data import bucketing as lengths
 from contexture.data.bucketing import choose_lengths, length_for
 from contexture.data.config import DataConfig, TaskConfig
-from contexture.data.layouts import Batch
 from contexture.data.tasks.batch.batches import WINDOW, HeldOutTask
 from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
-from contexture.data.tasks.store.stored_features import FeatureFiles
 from contexture.data.tokenizers.word_level import StaticWords
+from tests.helpers.packed import STORED
 
 
 @settings(max_examples=60, deadline=None)
@@ -70,16 +68,6 @@ def store(tmp_path, monkeypatch):
 
 
 CONFIG = DataConfig(batch=4, length=48)
-
-
-class Stored:
-    """Files that add the examples' numbers."""
-
-    def add(self, batch: Batch, numbers: np.ndarray) -> Batch:
-        return {**batch, "numbers": numbers}
-
-
-STORED = cast(FeatureFiles, Stored())
 
 
 def test_a_training_batch_has_the_least_length_that_holds_it(store, monkeypatch):

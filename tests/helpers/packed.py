@@ -1,10 +1,22 @@
-"""Batches whose sequences share rows, looked at example by example."""
+"""Batches whose sequences share rows, looked at example by example, and batches without rows."""
+
+from typing import cast
 
 import numpy as np
 
 from contexture.data.layouts import Batch
 from contexture.data.packing import apart
 from contexture.data.tasks.batch.batches import HeldOutTask
+from contexture.data.tasks.store.stored_features import FeatureFiles
+
+
+class _Stored:
+    def add(self, batch: Batch, numbers: np.ndarray) -> Batch:
+        return {**batch, "numbers": numbers}
+
+
+STORED = cast(FeatureFiles, _Stored())
+"""Files of a frozen backbone that add the examples' numbers alone."""
 
 
 def every_example(held_out: HeldOutTask) -> Batch:

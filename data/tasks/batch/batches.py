@@ -318,7 +318,7 @@ class HeldOutTask:
         weights_C = ones_C if weights_C is None else weights_C
         self._reader = open_reader(split, tokenizer, family, self.length, weights_C, config)
         self._features: FeatureFiles | None = None
-        self._lengths = (self.length,)
+        self._lengths: tuple[int, ...] = (self.length,)
         """Of stored features, the lengths of sequences: a batch has the least that holds its longest example."""
         self._examples = batch
         self.batch = batch

@@ -74,7 +74,7 @@ class TaskBatches:
         self._orders: dict[int, I64] = {}
         self._lock = threading.Lock()
         self._reader = open_reader(split, tokenizer, family, self.length, weights_C, config)
-        self.lengths = (self.length,)
+        self.lengths: tuple[int, ...] = (self.length,)
         """Of stored features, the lengths of sequences: a batch has the least that holds its longest example."""
         self.rows = self._shared_rows(parts, devices)
         """The rows that sequences share."""

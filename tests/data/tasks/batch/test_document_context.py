@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contexture.data import bucketing
 from contexture.data.config import DataConfig, Family, TaskConfig
 from contexture.data.describe import describe
 from contexture.data.errors import DataError
@@ -29,6 +30,7 @@ from contexture.data.tokenizers.elmo_char_ids import words_from_char_ids
 from contexture.data.tokenizers.open_vocabulary import OpenVocabulary
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece
+from tests.helpers.packed import STORED
 from tests.helpers.slow_pairs import vocabulary
 
 PIECES = WordPiece([*vocabulary(), *"abcdefgh", *(f"##{letter}" for letter in "abcdefgh")], lowercase=True)
@@ -225,7 +227,7 @@ def _long_store(folder: Path, family: Family) -> tuple[list[Document], ExampleSt
 
 
 @pytest.mark.parametrize(("family", "ends"), [("bert", 0), ("elmo", 2)])
-def test_rows_hold_sentences_with_all_of_their_context(tmp_path, family: Family, ends: int):
+def test_rows_hold_sentences_with_all_of_their_context(tmp_path, monkeypatch, family: Family, ends: int):
     """ends: places of a sentence that no line has, begin and end of an ELMo's."""
     documents, store, batches = _long_store(tmp_path, family)
     expected = [slow_layout(document, n, family, 64) for document in documents for n in range(len(document))]
@@ -249,6 +251,14 @@ def test_rows_hold_sentences_with_all_of_their_context(tmp_path, family: Family,
     held_out = _held_out(store.splits["train"], family, 64)
     assert _shown(held_out) == dict(enumerate(expected))
     assert {len(held_out.read(step)["packs"]) for step in range(held_out.steps)} <= {*held_out.shape.heights}
+    # What a frozen backbone computes of a sentence is as long as its context.
+    monkeypatch.setattr(bucketing, "MIN_SAVING", 0.05)
+    stored = batches.with_features(STORED, {})
+    assert len(stored.lengths) > 1 and stored.lengths[-1] == 64
+    for step in range(first):
+        longest = int(batches.read(step)["mask"].sum(1).max()) + ends
+        assert stored.length_at(step) == min(n for n in stored.lengths if n >= longest)
+        assert np.array_equal(stored.read(step)["mask"].sum(1), batches.read(step)["mask"].sum(1))
     # What is cut is counted by the sentences alone.
     assert store.splits["train"].longer_than(64) == 0 and "cut" not in batches.describe()
 
