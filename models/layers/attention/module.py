@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from contexture.models.config import Quantization
-from contexture.models.layers.attention.mask import AttentionMask
+from contexture.models.layers.attention.mask import PADDED, AttentionMask
 from contexture.models.layers.blocks import Init, Linear, fused_projections
 from contexture.models.layers.dropout import NO_DROPOUT, DropoutKey, WeightDropout, dropout
 from contexture.models.layers.matmul import custom_gradient
@@ -87,8 +87,15 @@ def _reference(
 
 
 def _in_tiles(q_BHLK: jax.Array, k_BHMK: jax.Array, v_BHMK: jax.Array, bias_BHLM: jax.Array, tile: int) -> jax.Array:
-    """The same of `tile` queries of one sequence at a time, whose weights stay in the caches of a CPU."""
+    """The same of `tile` queries of one sequence at a time, whose weights stay in the caches of a CPU.
+
+    Keys that none of them sees are left out: other sequences of a row, what comes later, padding.
+    """
     B, H, L, K = q_BHLK.shape
+    M = k_BHMK.shape[2]
+    tiles = M // tile
+    # A program for each number of tiles of keys: all small ones, and few large ones.
+    counts = sorted({min(n, tiles) for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, tiles)}) if M % tile == 0 else [0]
 
     def of_row(row: jax.Array) -> jax.Array:
         # One sequence, with its dim B; a bias may be one for all.
@@ -100,13 +107,36 @@ def _in_tiles(q_BHLK: jax.Array, k_BHMK: jax.Array, v_BHMK: jax.Array, bias_BHLM
             own, own_bias = (
                 x if x.shape[2] == 1 else jax.lax.dynamic_slice_in_dim(x, number * tile, tile, 2) for x in (q, bias)
             )
-            weights_1HLM = attention_weights(own, k, own_bias).astype(v.dtype)
-            return jnp.einsum("BHLM,BHMK->BHLK", weights_1HLM, v)[0]
+            return _of_seen(own, k, v, own_bias, tile, counts)
 
         tiles = jax.lax.map(of_tile, jnp.arange(L // tile))
         return tiles.swapaxes(0, 1).reshape(H, L, K)
 
     return jax.lax.map(of_row, jnp.arange(B))
+
+
+def _of_seen(
+    q_1HLK: jax.Array, k_1HMK: jax.Array, v_1HMK: jax.Array, bias_1HLM: jax.Array, tile: int, counts: list[int]
+) -> jax.Array:
+    """Attention of a tile of queries to the keys from the first to the last one that any of them sees → HLK."""
+
+    def attention(first: jax.Array | int, keys: int) -> jax.Array:
+        k, v = (x if not keys else jax.lax.dynamic_slice_in_dim(x, first, keys, 2) for x in (k_1HMK, v_1HMK))
+        bias = bias_1HLM if not keys else jax.lax.dynamic_slice_in_dim(bias_1HLM, first, keys, 3)
+        return jnp.einsum("BHLM,BHMK->BHLK", attention_weights(q_1HLK, k, bias).astype(v.dtype), v)[0]
+
+    if counts[-1] < 2:
+        return attention(0, 0)
+    # Less than this has the weight 0: the keys are left out without a change.
+    is_seen_M = (bias_1HLM > PADDED).any((0, 1, 2))
+    is_seen = is_seen_M.reshape(-1, tile).any(1)
+    first, behind = jnp.argmax(is_seen), len(is_seen) - jnp.argmax(is_seen[::-1])
+    # Where nothing is seen, padding is: all of it.
+    count = jnp.where(is_seen.any(), behind - first, len(is_seen))
+    which = jnp.searchsorted(jnp.array(counts), count)
+    starts = [jnp.minimum(first, len(is_seen) - n) * tile for n in counts]
+    ways = [functools.partial(attention, start, n * tile) for start, n in zip(starts, counts, strict=True)]
+    return jax.lax.switch(which, ways)
 
 
 def _reference_forward(

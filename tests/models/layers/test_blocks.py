@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.models.layers.attention import module
+from contexture.models.layers.attention.mask import HIDDEN, PADDED
 from contexture.models.layers.attention.module import reference_attend
 from contexture.models.layers.blocks import ACTIVATIONS, FeedForward, Linear, Norm, matmul
 from contexture.models.layers.dropout import WeightDropout, dropout, dropout_key
@@ -107,17 +108,36 @@ def test_attention_and_its_gradient_are_those_of_the_formula(shape, dtype, rate)
             near(a, b, 1e-5 if dtype == jnp.float32 else 3e-2)
 
 
-@pytest.mark.parametrize("bias", [(3, 1, 1, 128), (1, 1, 128, 128), (3, 1, 128, 128)], ids=str)
-@pytest.mark.parametrize("L", [128, 64, 100, 1])
-def test_attention_in_tiles_of_queries_is_the_formula(monkeypatch, bias, L):
-    """Where no gradient is computed, a CPU takes a few queries at a time; 100 queries are no whole tiles."""
+def seen(kind: str, L: int) -> np.ndarray:
+    """Which keys each query sees, by the way that they are hidden: with dims that stand for B, H, L and M."""
+    draw, at = np.random.default_rng(1), np.arange(L)
+    packs = np.array([np.searchsorted([L // 5, L // 2, L // 2 + 9], at), at >= L // 3, 0 * at])
+    return {
+        "at random": (draw.random((3, 1, L, L)) < 0.5) | (at == 0),
+        "later": (at[:, None] >= at)[None, None],
+        "others": (packs[:, :, None] == packs[:, None])[:, None],
+        "padding": (at < np.array([L, L // 3, 0])[:, None])[:, None, None],
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["at random", "later", "others", "padding"])
+@pytest.mark.parametrize("L", [64, 100, 128, 192, 384, 640])
+def test_attention_in_tiles_of_queries_is_the_formula(monkeypatch, kind, L):
+    """Where no gradient is computed, a CPU takes a few queries at a time, and leaves out keys that none of them sees;
+    100 queries are no whole tiles. One sequence is nothing but padding, which sees itself."""
     monkeypatch.setattr(module, "_WHOLE", 0)
     draw = np.random.default_rng(1)
-    q, k, v = (jnp.asarray(draw.normal(size=(3, n, 2, 5)), jnp.float32) for n in (L, 128, 128))
-    hidden = jnp.where(jnp.asarray(draw.random(bias) < 0.5), -1e10, 0.0).at[..., 0].set(0.0)[:, :, :L]
-    actual = jax.jit(lambda q, k, v: reference_attend(q, k, v, hidden))(q, k, v)
-    weights = jax.nn.softmax(jnp.einsum("BLHK,BMHK->BHLM", q, k) / np.sqrt(5) + hidden, axis=-1)
+    q, k, v = (jnp.asarray(draw.normal(size=(3, L, 2, 5)), jnp.float32) for _ in range(3))
+    bias = jnp.where(seen(kind, L), 0.0, PADDED if kind == "padding" else HIDDEN)
+    actual = jax.jit(lambda q, k, v: reference_attend(q, k, v, bias))(q, k, v)
+    weights = jax.nn.softmax(jnp.einsum("BLHK,BMHK->BHLM", q, k) / np.sqrt(5) + bias, axis=-1)
     near(actual, jnp.einsum("BHLM,BMHK->BLHK", weights, v))
+
+
+def test_one_query_of_many_keys_is_computed_whole(monkeypatch):
+    monkeypatch.setattr(module, "_WHOLE", 0)
+    q, k = jnp.ones((2, 1, 2, 5)), jnp.ones((2, 128, 2, 5))
+    near(reference_attend(q, k, k, jnp.zeros((1, 1, 1, 128))), q)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
