@@ -269,12 +269,15 @@ class BatchRows:
             each: consecutive sequences that belong to one example.
         """
         self.width, self._sample, self._examples = width, sample, examples
+        # Each microbatch is cut over all devices, so that both numbers divide the rows.
         self._parts, self._multiple, self._each = parts, parts * devices, each
+        # By the size of a batch: a ramp (data.ramp-from) has several.
         self._heights: dict[int, tuple[int, ...]] = {}
 
     def heights(self, batch: int) -> tuple[int, ...]:
         """Returns the numbers of rows that batches of so many examples have, but for rare ones that need more."""
         if batch not in self._heights:
+            # Without heights to choose from, a packing has as many rows as its sequences need.
             needed = [self._packed(lengths, ()).rows for lengths in self._sample(batch)]
             self._heights[batch] = choose_heights(needed, self._examples // batch + 1, self._multiple)
         return self._heights[batch]
@@ -286,6 +289,7 @@ class BatchRows:
     def describe(self, batch: int) -> str:
         """Describes the rows of a batch: `14 or 15 rows of 128 tokens a batch, padding ratio 1.04`."""
         heights = self.heights(batch)
+        # Of the sample too: the run's own batches have about these lengths.
         packed = [self._packed(lengths, heights) for lengths in self._sample(batch)]
         ratio = sum(each.rows * each.width for each in packed) / sum(int(each.lengths.sum()) for each in packed)
         rows = "1 row" if heights == (1,) else f"{one_of(heights)} rows"

@@ -158,13 +158,10 @@ STEPS = [
 QUICK = [
     ("classify", "bert", 4),
     ("tag", "gpt2", 4),
-    ("choice", "gpt", 4),
     ("span", "bert", None),
     ("both orders", "gpt", 4),
-    ("classify on a mix", "bert", 4),
     ("pairs", "elmo", 4),
     ("tag by an LSTM on a mix", "elmo", 4),
-    ("choice", "elmo", None),
     ("span", "vectors", 4),
 ]
 
