@@ -360,19 +360,22 @@ def fill(lengths: I64, shape: Shape) -> Iterator[tuple[I64, Packing]]:
 
 
 class RowFiller:
-    """Puts windows of sequences in batches of rows: in one shape, until a sequence is longer than a row."""
+    """Puts windows of sequences in batches of rows: in one shape, as long as it suits them."""
 
     def __init__(self, batch: int, *, words: bool = False) -> None:
         """batch: sequences at a time; of words, lanes at a time: steps take an LSTM the same time with few lanes."""
         self.batch, self._words = batch, words
         self._shape: Shape | None = None
+        # Of the window that the shape was chosen for: the mean length, and whether it had less than a batch.
+        self._mean, self._is_small = 0.0, False
 
     def fill(self, lengths: I64) -> Iterator[tuple[I64, Packing, int]]:
         """Yields batches that hold these sequences, each once: (their numbers, ascending; where they lie; how many
         sequences the batch has room for)."""
         # The first window sets the shape of later ones, so that few programs are compiled.
-        if self._shape is None or lengths.max() > self._shape.width:
+        if self._shape is None or lengths.max() > self._shape.width or self._is_unlike(lengths):
             some = np.maximum(lengths, 1)
+            self._mean, self._is_small = float(some.mean()), len(some) < self.batch
             self._shape = Shape.for_lengths(some, self.batch, words=self._words)
             if self._words:
                 # As many sentences as so many lanes hold.
@@ -380,6 +383,13 @@ class RowFiller:
                 self._shape = Shape.for_lengths(some, sentences, words=True)
         slots = self._shape.slots
         return ((numbers, packing, slots) for numbers, packing in fill(lengths, self._shape))
+
+    def _is_unlike(self, lengths: I64) -> bool:
+        """Returns whether a window has sequences of another length than the shape was chosen for, or many more. What is
+        left over at the end, less than a batch, is no reason for another shape."""
+        if len(lengths) < self.batch:
+            return False
+        return self._is_small or not 2 / 3 <= max(float(lengths.mean()), 1.0) / self._mean <= 3 / 2
 
 
 def _with_slots(rows: list[int], counts: I64, slots: int) -> Iterator[list[int]]:

@@ -111,7 +111,7 @@ def build(config: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:
             f"mesh data × fsdp × tensor = {data} × {config.fsdp} × {config.tensor} = {data * model} "
             f"does not fit {len(devices)} device{'s' if len(devices) > 1 else ''}; their product must be the same"
         )
-    if config.dcn_data > 1:
+    if config.dcn_data:
         _check_groups(config.dcn_data, data, devices)
     placed = arrange((data, config.fsdp, config.tensor), devices, config.dcn_data)
     # Auto: XLA derives shardings of intermediate arrays from parameters, batches and `constrain`.

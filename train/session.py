@@ -65,7 +65,7 @@ class Session:
         size_at = batches.size_at if isinstance(batches, TaskBatches) else None
         number = jax.process_index()
         stalled = Path(run.dir) / (f"stalled.{number}.txt" if number else "stalled.txt")
-        self.watchdog = Watchdog(run.mesh.stall_minutes, stalled, self._saved)
+        self.watchdog = Watchdog(run.mesh.stall_minutes, stalled, self._saved())
         # One process of a job is enough: all compute the same program.
         self.profile = Profile("" if number else run.log.profile, Path(run.dir))
         self.meter = ThroughputMeter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, self.start, size_at)
@@ -79,6 +79,7 @@ class Session:
         """Before the first step: repeats an evaluation that a signal cut short, or measures a model that is trained
         further."""
         run = self.parts.run
+        self.profile.check(self.start, self.end)
         if self.parts.held_out is None:
             return
         if self.unevaluated:
@@ -209,6 +210,7 @@ class Session:
         with self.meter.pausing("save"):
             self.checkpoints.wait()
             self.watchdog.moved()
+            self.watchdog.state = self._saved()
             self.report.release(self.checkpoints.finished)
             meta = {"seed": run.seed, "lines_read": lines, "best": best, **kept}
             self.checkpoints.save(self.done, self.state, meta, evaluated.get("held_out_loss"), last)

@@ -350,3 +350,20 @@ def test_few_places_of_many_texts_are_padding(mean, deviation, limit):
     for batch in (8, 32, 64):
         held_out = [packing for _, packing in fill(lengths, Shape.for_lengths(lengths, batch))]
         assert sum(packing.rows * packing.width for packing in held_out) / lengths.sum() <= 1.03, batch
+
+
+def test_another_shape_is_chosen_for_windows_of_other_lengths():
+    """Long texts before short ones, short ones before longer ones, one before many; not for what is left over."""
+    draw = np.random.default_rng(0)
+    short, middle, long = (draw.integers(*sizes, 512) for sizes in ((3, 9), (40, 41), (500, 511)))
+    for windows in ((long, short), (short, middle), (short[:1], short), (short, short)):
+        filler, found = RowFiller(64), []
+        for window in windows:
+            found = [*filler.fill(window)]
+            assert sorted(np.concatenate([numbers for numbers, _, _ in found])) == [*range(len(window))]
+        computed = sum(packing.rows * packing.width for _, packing, _ in found)
+        assert computed <= 1.2 * windows[-1].sum()
+        shapes = {(packing.rows, packing.width) for _, packing, _ in found}
+        # Some that are left over keep the shape.
+        (last,) = [(packing.rows, packing.width) for _, packing, _ in filler.fill(np.array([4, 5]))]
+        assert last in shapes

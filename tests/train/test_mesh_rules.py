@@ -112,6 +112,8 @@ def test_groups_that_a_slower_network_joins_share_the_copies_alone():
         meshes.build(MeshConfig(dcn_data=3), devices)
     with pytest.raises(ConfigError, match="mesh.dcn-data=2 is not the 4 slices that"):
         meshes.build(MeshConfig(dcn_data=2), chips(2, 2, 1, slices=4))
+    with pytest.raises(ConfigError, match="mesh.dcn-data=1 is not the 2 slices that"):
+        meshes.build(MeshConfig(dcn_data=1), chips(2, 2, 1, slices=2))
 
 
 SETTINGS = [

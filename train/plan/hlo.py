@@ -112,7 +112,8 @@ class Program:
         ]
         # A product that is computed while its factor travels round the devices: its body holds two iterations.
         turns = 2 if "windowed_dot_general" in loop.attribute("body") else 1
-        return (max(constants) - self._first_count(loop)) // turns if constants else 1
+        # A loop that counts otherwise, down or by twos, is taken to run once at least.
+        return max((max(constants) - self._first_count(loop)) // turns, 1) if constants else 1
 
     def _first_count(self, loop: Instruction) -> int:
         """Returns the number that the counter of a `while` begins with: 1 where the first iteration was peeled off, so

@@ -63,6 +63,8 @@ def topology(text: str, slice_gbps: float = SLICE_GBPS) -> Topology:
 
     Raises ConfigError for an unreadable name, a slice that does not exist, or a compiler that is not installed.
     """
+    if not slice_gbps > 0:
+        raise ConfigError(f"slice-gbps={slice_gbps} is not above 0 gigabits a second")
     several = _SEVERAL.fullmatch(text)
     slices, one = (int(several[1]), several[2]) if several else (1, text)
     name, sizes = named_devices(one)

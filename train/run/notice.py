@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,8 +21,8 @@ logger = logging.getLogger(__name__)
 _SERVER = "metadata.google.internal"
 _PRODUCT = Path("/sys/class/dmi/id/product_name")
 """What the machine is, as its firmware says."""
-_QUIET = {"preempted": "FALSE", "maintenance-event": "NONE", "upcoming-maintenance": ""}
-"""Key → its value while nothing is to come; "": there is no such key then."""
+_QUIET = {"preempted": "FALSE", "maintenance-event": "NONE", "upcoming-maintenance": "NONE"}
+"""Key → its value while nothing is to come, also where there is no such key."""
 _TAKEN = ("TRUE", "TERMINATE_ON_HOST_MAINTENANCE")
 _HELD, _PAUSE = 60, 5.0
 """Seconds that the server holds a request, and until the next one after an error."""
@@ -62,9 +63,11 @@ def _listen(host: str, key: str, left: threading.Event) -> None:
     tag = ""
     first = True
     while not left.is_set():
+        began, asked = time.monotonic(), tag
         try:
             value, tag = _read(host, key, tag)
-        except (OSError, http.client.HTTPException):
+        # ValueError: the user's GCE_METADATA_HOST is no host and port.
+        except (OSError, http.client.HTTPException, ValueError):
             if first:
                 return
             # It has answered before: it is busy, or is restarted.
@@ -75,6 +78,8 @@ def _listen(host: str, key: str, left: threading.Event) -> None:
         quiet, first = value, False
         if not tag:
             left.wait(_HELD)  # there is no such key now, and nothing to wait for at the server
+        elif tag == asked and time.monotonic() - began < 1:
+            left.wait(_PAUSE)  # this server answers at once, though nothing has changed
 
 
 def _told(key: str, value: str, first: bool) -> bool:

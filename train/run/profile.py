@@ -40,6 +40,11 @@ class Profile:
         self.folder = folder / FOLDER
         self._tracing = False
 
+    def check(self, start: int, end: int) -> None:
+        """Warns where none of the steps to trace is among those from `start` to `end`."""
+        if self.first and not (start < self.last and self.first <= end):
+            logger.warning(f"log.profile={self.first}:{self.last} traces nothing: the steps are {start + 1} to {end}")
+
     def before(self, step: int, state: Any) -> None:
         """Begins the trace where this step is the first to trace, or the run begins behind that one.
 
@@ -65,9 +70,9 @@ class Profile:
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()
+            logger.info(f"the trace is in {self.folder}: open it with XProf or Perfetto")
 
     def _say(self) -> None:
-        logger.info(f"the trace of steps {self.first} to {self.last} is in {self.folder}: open it with XProf")
         files = sorted(self.folder.glob("plugins/profile/*/*.xplane.pb"))
         if not files or not (slow := slowest(files[-1])):
             return

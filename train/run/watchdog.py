@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -24,13 +23,14 @@ class Watchdog:
     SIGTERM. So a thread looks at the clock, writes where every thread is, and ends the process by `os._exit`.
     """
 
-    def __init__(self, minutes: float, file: Path, state: Callable[[], str]) -> None:
+    def __init__(self, minutes: float, file: Path, state: str = "") -> None:
         """Watches nothing until it is entered.
 
         Args:
             minutes: the limit; 0 is none.
             file: receives the places of the threads.
-            state: returns the end of the line: where the run can go on from.
+            state: the end of the line, where the run can go on from. It is given beforehand: what hangs may be the disk
+                that knows it.
         """
         self.limit, self.file, self.state = minutes * 60 or math.inf, file, state
         self._moved = time.monotonic()
@@ -55,8 +55,13 @@ class Watchdog:
 
     def _watch(self) -> None:
         # Looked at ten times within the limit, or each second of a long one.
-        while not self._left.wait(min(self.limit / 10, 1.0)):
-            silent = time.monotonic() - self._moved
+        interval = min(self.limit / 10, 1.0)
+        silent, before = 0.0, time.monotonic()
+        while not self._left.wait(interval):
+            now = time.monotonic()
+            # A process that was suspended for hours did not hang in them: at most two looks' time counts.
+            silent = min(silent + min(now - before, 2 * interval), now - self._moved)
+            before = now
             if silent > self.limit:
                 self._end(silent)
 
@@ -66,7 +71,7 @@ class Watchdog:
         with contextlib.suppress(OSError):
             print(
                 f"Stalled: no step, evaluation or save has ended for {silent:.0f} s (mesh.stall-minutes="
-                f"{self.limit / 60:g}); where each thread is: {self.file}; {self.state()}",
+                f"{self.limit / 60:g}); where each thread is: {self.file}; {self.state}",
                 file=sys.stderr,
                 flush=True,
             )

@@ -250,6 +250,15 @@ def test_the_step_is_compiled_with_these_options(monkeypatch):
         plan(tiny(), topology("cpu:8"), "bert.tiny")
 
 
+def test_what_is_no_network_between_slices_is_refused():
+    for gbps in (0.0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match="slice-gbps=.* is not above 0 gigabits a second"):
+            topology("2*v5e:2x2", gbps)
+    for text in ("2*h100:1x8", "2*cpu:8", "0*v5e:2x2", "2*"):
+        with pytest.raises(ConfigError):
+            topology(text)
+
+
 def test_a_float32_product_on_a_tpu_takes_six_passes():
     chip = CHIPS["v5e"]
     assert chip.seconds({"bf16": 197e12}) == pytest.approx(1)

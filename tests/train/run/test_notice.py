@@ -79,6 +79,11 @@ def test_without_a_metadata_server_the_threads_end_at_once(received, monkeypatch
             monkeypatch.setenv("GCE_METADATA_HOST", server)
             with notice.listening():
                 assert until(lambda: len(threads()) == others, 5)
+    # Nor does a server that is none end the run, or print a traceback.
+    for server in ("http://metadata", "[::1]:x", "a..b"):
+        monkeypatch.setenv("GCE_METADATA_HOST", server)
+        with notice.listening():
+            assert until(lambda: len(threads()) == others, 5)
     # On a machine that is not the cloud's nothing is asked at all.
     monkeypatch.delenv("GCE_METADATA_HOST")
     (tmp_path / "product").write_text("Standard PC\n")
@@ -100,6 +105,20 @@ def test_after_the_run_a_notice_does_nothing(received, monkeypatch):
         state["preempted"] = "TRUE"
         assert until(lambda: "notice-preempted" not in [each.name for each in threads() if each not in others])
     assert not received
+
+
+def test_a_server_that_answers_at_once_is_asked_with_pauses(received, monkeypatch):
+    asked: list[str] = []
+
+    def at_once(host: str, key: str, tag: str) -> tuple[str, str]:
+        asked.append(key)
+        return QUIET.get(key, "NONE"), "tag"
+
+    monkeypatch.setattr(notice, "_read", at_once)
+    monkeypatch.setenv("GCE_METADATA_HOST", "somewhere")
+    with notice.listening():
+        time.sleep(0.5)
+    assert len(asked) == 6 and not received
 
 
 @pytest.mark.long

@@ -30,11 +30,11 @@ def test_the_steps_that_were_asked_for_are_traced(tmp_path, caplog):
     products = sum(slow.seconds for slow in found if slow.times == 21)
     loop = next(slow for slow in found if slow.name.startswith("while"))
     assert loop.times == 3 and loop.seconds < products
-    assert f"the trace of steps 3 to 5 is in {tmp_path / 'profile'}" in caplog.text
+    assert f"the trace is in {tmp_path / 'profile'}" in caplog.text
     assert found[0].name in caplog.text
 
 
-def test_a_run_that_begins_late_or_is_stopped_keeps_a_trace(tmp_path):
+def test_a_run_that_begins_late_or_is_stopped_keeps_a_trace(tmp_path, caplog):
     x = jnp.ones(3)
     for number, (steps, ends) in enumerate((((4, 5), True), ((4,), False), ((6, 7), None))):
         own = Profile("3:5", tmp_path / str(number))
@@ -44,7 +44,13 @@ def test_a_run_that_begins_late_or_is_stopped_keeps_a_trace(tmp_path):
         own.close()
         own.close()
         assert len([*(tmp_path / str(number)).rglob("*.xplane.pb")]) == (0 if ends is None else 1)
-    # Without steps nothing is traced.
+    # Steps that never come are told, and without steps nothing is traced.
+    with caplog.at_level(logging.WARNING):
+        for start, end in ((5, 9), (0, 2), (0, 3), (4, 9)):
+            Profile("3:5", tmp_path).check(start, end)
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "log.profile=3:5 traces nothing: the steps are 6 to 9", "log.profile=3:5 traces nothing: the steps are 1 to 2"
+    ]  # fmt: skip
     off = Profile("", tmp_path / "off")
     off.before(0, x)
     off.before(1, x)

@@ -20,7 +20,7 @@ from contexture.train.run.watchdog import Watchdog
 signal.signal(signal.SIGTERM, lambda *_: None)
 def somewhere():
     time.sleep(60)
-with Watchdog(float(sys.argv[1]), Path(sys.argv[2]), lambda: "the last checkpoint is of step 7") as watchdog:
+with Watchdog(float(sys.argv[1]), Path(sys.argv[2]), "the last checkpoint is of step 7") as watchdog:
     for _ in range(6):
         time.sleep(0.5)
         watchdog.moved()
@@ -44,6 +44,16 @@ def test_a_process_that_hangs_is_ended_and_its_threads_are_written(tmp_path):
     assert "in somewhere" in file.read_text()
 
 
+def test_a_process_that_was_suspended_for_longer_than_the_limit_goes_on(tmp_path):
+    words = [sys.executable, "-c", _HANGS, str(2 / 60), str(tmp_path / "stalled.txt")]
+    process = subprocess.Popen(words, cwd=ROOT, stdout=-1, stderr=-1, text=True)
+    time.sleep(1.5)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(3)
+    process.send_signal(signal.SIGCONT)
+    assert process.communicate(timeout=30)[0] == "moved\n"
+
+
 def test_a_line_is_written_where_no_file_can_be(tmp_path):
     words = [sys.executable, "-c", _HANGS, str(1.5 / 60), str(tmp_path / "none" / "stalled.txt")]
     process = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=30)
@@ -51,12 +61,12 @@ def test_a_line_is_written_where_no_file_can_be(tmp_path):
 
 
 def test_a_token_of_the_watchdog_notes_its_checks(tmp_path, monkeypatch):
-    watchdog, now = Watchdog(1.0, tmp_path / "stalled.txt", str), [100.0]
+    watchdog, now = Watchdog(1.0, tmp_path / "stalled.txt"), [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     watchdog.moves(NEVER).check()
     assert watchdog._moved == 100.0
     # Without a limit no thread is started.
-    with Watchdog(0.0, tmp_path / "stalled.txt", str) as off:
+    with Watchdog(0.0, tmp_path / "stalled.txt") as off:
         assert off.limit == float("inf")
 
 
