@@ -74,13 +74,14 @@ def figures(folder: Path) -> list[dict]:
     return [{k: x for k, x in r.items() if k not in others} for r in read_metrics(folder / "metrics.jsonl")]
 
 
-def same(one: Path, other: Path, count: int = 26) -> None:
-    """To rounding: each step begins with the parameters that the one before has moved."""
+def same(one: Path, other: Path, count: int = 26, step: int | None = None) -> None:
+    """To rounding: each step begins with the parameters that the one before has moved. step: of the parameters, None
+    for the last."""
     assert len(figures(one)) == count == len(figures(other))
     for record, expected in zip(figures(one), figures(other), strict=True):
         assert record.pop("split") == expected.pop("split")
         assert record == pytest.approx(expected, rel=1e-5, abs=1e-6)
-    params, others = (by_path(contexture.load(folder)[1]) for folder in (one, other))
+    params, others = (by_path(contexture.load(folder, step)[1]) for folder in (one, other))
     for path, x in params.items():
         # An answer depends on no number that is added to all scores: such a bias is moved by rounding alone.
         if path.replace("/out/", "/") not in ("heads_choice/bias", "heads_span/bias"):
@@ -120,14 +121,13 @@ def test_losses_and_parameters_are_those_of_computing_each_time(request, files, 
     """In training and evaluation, at several lengths, with dropout in the head."""
     source = request.getfixturevalue({"bert": "tiny_run", "gpt": "gpt_run", "elmo": "elmo_run"}[family])
     more = ["--task.lm-weight", "0"] if family == "gpt" else []
-    # Of an ELMo's alternatives, read by maxima over their words, the parameters are 1e-6 apart behind 12 steps, and
-    # 2e-4 behind 24: later steps are another test of nothing but how rounding grows.
-    steps = 12 if (family, kind) == ("elmo", "choice") else 24
-    words = words_of(source, files, kind, "--steps", str(steps), *more)
+    words = words_of(source, files, kind, *more)
     done(*words, "--dir", tmp_path / "disk")
     done(*words, "--dir", tmp_path / "off", "--data.features", "off")
     assert list((tmp_path / "disk" / "features").glob("train-*")) and not (tmp_path / "off" / "features").exists()
-    same(tmp_path / "disk", tmp_path / "off", steps + steps // 12)
+    # Adam enlarges the rounding of small gradients of the LSTM that reads an ELMo's alternatives: losses agree in all
+    # 24 steps, kernels to 2e-4 of the largest at the end, and to 1e-4 at step 16.
+    same(tmp_path / "disk", tmp_path / "off", step=16 if (family, kind) == ("elmo", "choice") else None)
 
 
 @pytest.mark.long
