@@ -22,7 +22,7 @@ from contexture.train.run.profile import Profile
 from contexture.train.run.report import Report
 from contexture.train.run.signals import Interrupted, Signals
 from contexture.train.run.throughput import ThroughputMeter
-from contexture.train.run.watchdog import Watchdog
+from contexture.train.run.watchdog import Watchdog, stalled_file
 from contexture.train.setup import TrainingSetup
 from contexture.train.step import Metrics, State, evaluation_step
 
@@ -64,8 +64,7 @@ class Session:
         # A task's batches know their size beforehand; those of a pretraining are counted as they come.
         size_at = batches.size_at if isinstance(batches, TaskBatches) else None
         number = jax.process_index()
-        stalled = Path(run.dir) / (f"stalled.{number}.txt" if number else "stalled.txt")
-        self.watchdog = Watchdog(run.mesh.stall_minutes, stalled, self._saved())
+        self.watchdog = Watchdog(run.mesh.stall_minutes, Path(run.dir) / stalled_file(number), self._saved())
         # One process of a job is enough: all compute the same program.
         self.profile = Profile("" if number else run.log.profile, Path(run.dir))
         self.meter = ThroughputMeter(run, mesh.devices.size, mesh.devices.flat[0].device_kind, self.start, size_at)

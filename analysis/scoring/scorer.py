@@ -192,16 +192,16 @@ class TokenScorer(ABC):
     ) -> Iterator[tuple[Row, Directions]]:
         """Yields each row with its predictions, in order; `batch` are computed at a time."""
         for window in windows(rows, batch, lambda row: _FLOATS * len(row.read)):
-            found: dict[int, Directions] = {}
+            predictions: dict[int, Directions] = {}
             before: tuple[Planned, Any] | None = None
             for planned in self.planned(window, batch):
                 cancel.check()
                 # jax returns before the device is done; the batch before is fetched meanwhile.
                 computed = self.compute(planned.fields)
-                found |= self._fetched(before)
+                predictions |= self._fetched(before)
                 before = planned, computed
-            found |= self._fetched(before)
-            yield from ((row, found[number]) for number, row in enumerate(window))
+            predictions |= self._fetched(before)
+            yield from ((row, predictions[number]) for number, row in enumerate(window))
 
     def _fetched(self, batch: tuple[Planned, Any] | None) -> dict[int, Directions]:
         """Returns the predictions of a computed batch's rows, by their numbers in the window."""
@@ -220,14 +220,14 @@ class TokenScorer(ABC):
         """Yields each row with its predictions by direction and the `top` most probable tokens, in order."""
         # A batch at a time: guesses take much memory.
         for window in chunks(rows, batch):
-            found: dict[int, dict[str, list[Prediction]]] = {}
+            predictions: dict[int, dict[str, list[Prediction]]] = {}
             for planned in self.planned(window, batch):
                 cancel.check()
                 guessed = self.guess(planned.fields, np.concatenate(planned.places), top)
                 own = {name: iter(each) for name, each in guessed.items()}
                 for number, at in zip(planned.numbers, planned.places, strict=True):
-                    found[number] = {name: list(islice(each, len(at))) for name, each in own.items()}
-            yield from ((row, found[number]) for number, row in enumerate(window))
+                    predictions[number] = {name: list(islice(each, len(at))) for name, each in own.items()}
+            yield from ((row, predictions[number]) for number, row in enumerate(window))
 
 
 class PackedScorer(TokenScorer):

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
@@ -322,7 +322,7 @@ def _with_roofline(
         sent = cost.slices.bytes * 2 * (slices - 1) / slices
         milliseconds["slices"] = 1e3 * 8 * sent / (topology.slice_gbps * 1e9)
     # The resources work at the same time: the slowest one is the bound.
-    step_ms, bound_by = max((float(str(value)), name) for name, value in milliseconds.items())
+    step_ms, bound_by = max((value, name) for name, value in cast(dict[str, float], milliseconds).items())
     # Steps on a ramp have smaller batches, and count by their share of a whole one.
     whole_batches = run.data.examples_before(run.steps) / run.data.batch
     hours = whole_batches * step_ms / 3.6e6 if run.steps else None

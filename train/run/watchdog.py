@@ -12,8 +12,11 @@ from types import TracebackType
 
 from contexture.data.cancel import CancelToken
 
-STALLED = "stalled.txt"
-"""The file of a run's folder with the place of each thread when it was ended; of process N > 0, stalled.N.txt."""
+
+def stalled_file(process: int) -> str:
+    """Returns the file of a run's folder with the place of each thread of a process that was ended: stalled.txt, or
+    stalled.N.txt of process N > 0."""
+    return f"stalled.{process}.txt" if process else "stalled.txt"
 
 
 class Watchdog:

@@ -24,7 +24,7 @@ AttentionMap: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
 
 
 _WHOLE = 1 << 21
-"""The most weights BHLM that a CPU computes at once where no gradient is; of more, a tile's after the other's."""
+"""Maximum number of weights BHLM that a CPU computes at once without a gradient; more are computed tile by tile."""
 _TILES = (128, 64)
 """Queries of a tile."""
 Residuals: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array, DropoutKey | None, jax.Array | int]
@@ -75,7 +75,7 @@ def _reference(
     site: jax.Array | int,
     drop: Drop,
 ) -> jax.Array:
-    """What is computed where no gradient is; `_reference_forward` is with one."""
+    """Computes attention without a gradient; `_reference_forward` also keeps what a gradient needs."""
     L = q_BHLK.shape[2]
     # The largest that divides the queries: rows that sequences share are multiples of 64.
     tile = next((tile for tile in _TILES if L % tile == 0), L)
@@ -87,15 +87,16 @@ def _reference(
 
 
 def _in_tiles(q_BHLK: jax.Array, k_BHMK: jax.Array, v_BHMK: jax.Array, bias_BHLM: jax.Array, tile: int) -> jax.Array:
-    """The same of `tile` queries of one sequence at a time, whose weights stay in the caches of a CPU.
+    """Computes attention for `tile` queries of one sequence at a time, so that the weights stay in a CPU's caches.
 
-    Keys that none of them sees are left out: other sequences of a row, what comes later, padding.
+    Skips keys that no query of the tile sees: other sequences of the row, later tokens, padding.
     """
     B, H, L, K = q_BHLK.shape
     M = k_BHMK.shape[2]
-    tiles = M // tile
-    # A program for each number of tiles of keys: all small ones, and few large ones.
-    counts = sorted({min(n, tiles) for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, tiles)}) if M % tile == 0 else [0]
+    key_tiles = M // tile
+    # One branch for each number of key tiles: all small numbers, and few large ones.
+    sizes = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, key_tiles)
+    counts = sorted({min(n, key_tiles) for n in sizes}) if M % tile == 0 else [0]
 
     def of_row(row: jax.Array) -> jax.Array:
         # One sequence, with its dim B; a bias may be one for all.
@@ -127,11 +128,11 @@ def _of_seen(
 
     if counts[-1] < 2:
         return attention(0, 0)
-    # Less than this has the weight 0: the keys are left out without a change.
+    # A key with this bias has the weight 0 in float32: skipping it changes nothing.
     is_seen_M = (bias_1HLM > PADDED).any((0, 1, 2))
     is_seen = is_seen_M.reshape(-1, tile).any(1)
     first, behind = jnp.argmax(is_seen), len(is_seen) - jnp.argmax(is_seen[::-1])
-    # Where nothing is seen, padding is: all of it.
+    # A sequence of padding alone sees its padding: then no key is skipped.
     count = jnp.where(is_seen.any(), behind - first, len(is_seen))
     which = jnp.searchsorted(jnp.array(counts), count)
     starts = [jnp.minimum(first, len(is_seen) - n) * tile for n in counts]

@@ -44,13 +44,14 @@ def test_a_run_that_begins_late_or_is_stopped_keeps_a_trace(tmp_path, caplog):
         own.close()
         own.close()
         assert len([*(tmp_path / str(number)).rglob("*.xplane.pb")]) == (0 if ends is None else 1)
-    # Steps that never come are told, and without steps nothing is traced.
+    # Warns if the run ends before the first step to trace, or begins after the last one.
     with caplog.at_level(logging.WARNING):
         for start, end in ((5, 9), (0, 2), (0, 3), (4, 9)):
             Profile("3:5", tmp_path).check(start, end)
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
         "log.profile=3:5 traces nothing: the steps are 6 to 9", "log.profile=3:5 traces nothing: the steps are 1 to 2"
     ]  # fmt: skip
+    # Traces nothing without the option.
     off = Profile("", tmp_path / "off")
     off.before(0, x)
     off.before(1, x)
