@@ -13,6 +13,7 @@ from contexture.example_files import as_file, files_given, files_of, is_empty, w
 from contexture.grid_search import first_values, make_grid
 from contexture.option_scope import check_effects
 from contexture.overrides import with_options
+from contexture.places import with_places
 from contexture.train.errors import ConfigError
 from contexture.train.evaluation.request import EvaluationOptions, requests_of
 from contexture.train.grid.settings import Grid
@@ -51,6 +52,7 @@ def recipe(name: str, options: Options | None = None) -> Run:
 
 
 @with_hints
+@with_places
 def pretrain(run: Run | str, options: Options | None = None) -> Path:
     """Trains a run, or resumes it from its newest good checkpoint, and returns its folder.
 
@@ -79,6 +81,7 @@ def pretrain(run: Run | str, options: Options | None = None) -> Path:
 
 
 @with_hints
+@with_places
 def finetune(
     source: Place,
     task: str = "classify",
@@ -177,6 +180,7 @@ def _train_grid(grid: Grid, base: Run) -> Path:
 
 
 @with_hints
+@with_places
 def evaluate(
     run: "Place | Sequence[Place]",
     *,
@@ -256,6 +260,7 @@ def _evaluate(
 
 
 @with_hints
+@with_places
 def predict(run: Place, texts: Any, *, step: int | Literal["best"] | None = None) -> list[dict[str, Any]]:
     """Predicts texts with a fine-tuned run: [{"id", "prediction", "scores"}, …]. Keep `open(run)` for many calls.
 
@@ -273,6 +278,7 @@ def predict(run: Place, texts: Any, *, step: int | Literal["best"] | None = None
 
 
 @with_hints
+@with_places
 def open(run: Place, step: int | Literal["best"] | None = None) -> "TrainedModel":
     """Loads a run, ready for any number of calls.
 
@@ -318,6 +324,7 @@ def load(run: Place, step: int | Literal["best"] | None = None) -> "tuple[Model,
 
 
 @with_hints
+@with_places
 def import_model(
     format: Literal["hf", "bert-tf", "gpt2-tf", "gpt1-npy", "bilm", "vectors"],
     path: Place,
@@ -367,6 +374,7 @@ def import_model(
 
 
 @with_hints
+@with_places
 def export_model(
     run: Place,
     format: Literal["hf", "peft", "bilm", "stablehlo"],

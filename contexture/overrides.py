@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from contexture.option_scope import check_scope, other_options, own_options
+from contexture.places import path_of
 from contexture.suggestions import suggest_option
 from contexture.train.errors import ConfigError
 from contexture.train.settings.run import Run, fields
@@ -45,6 +46,7 @@ def with_options(run: Run, options: Mapping[str, Any], where: str = "", *, whole
 def _as_json(value: Any, usual: object) -> Any:
     if isinstance(value, Path):
         value = str(value)
+    value = path_of(value)  # an address of a bucket, in a file of settings or given in Python
     if isinstance(usual, tuple):
         return [str(each) if isinstance(each, Path) else each for each in value] if _is_list(value) else [value]
     return value

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from contexture.data.errors import DataError, FileChanged
-from contexture.data.storage import check_no_bucket
+from contexture.data import mirror
+from contexture.data.storage import check_no_address
 
 Seen: TypeAlias = Callable[[bytes], object]
 """Called with all bytes of a file as they are read: a digest's update, a counter."""
@@ -59,10 +60,11 @@ _KINDS = (
 def open_plain(path: str | Path) -> BufferedReader:
     """Opens a file for reading; links are followed.
 
-    Raises: DataError for anything but a plain file, and for a bucket; OSError where nothing exists, or it may not be
+    Raises: DataError for anything but a plain file, and for an address of no bucket; OSError where nothing exists, or it may not be
     read.
     """
-    check_no_bucket(path)
+    check_no_address(path)
+    mirror.fetched(path)
     # O_NONBLOCK: opening a pipe that nobody writes to would wait for ever. The kind is then asked of the open file, so
     # that no other one can take its place in between.
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
@@ -131,9 +133,10 @@ def inner_suffix(path: str | Path) -> str:
 
 
 def check_plain(path: str | Path) -> None:
-    """Raises: DataError for what is neither a plain file nor a folder, and for a bucket. For what a library opens, and
+    """Raises: DataError for what is neither a plain file nor a folder, and for an address of no bucket. For what a library opens, and
     before a path is said to be missing."""
-    check_no_bucket(path)
+    check_no_address(path)
+    mirror.fetched(path)
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise _not_plain(path, os.stat(path).st_mode)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, Protocol
 
+from contexture.data import mirror
 from contexture.data.errors import DataError
 
 _unfinished: set[Path] = set()
@@ -23,19 +24,19 @@ _unfinished: set[Path] = set()
 _PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{8}\.partial")
 
 
-_BUCKET = re.compile(r"(gs|gcs|s3|s3a|az|abfs|abfss|wasbs|hdfs|https?|ftp|file):/")
+_ADDRESS = re.compile(r"(gs|gcs|s3|s3a|az|abfs|abfss|wasbs|hdfs|https?|ftp|file):/")
 
 
-def is_bucket(path: Path | str) -> bool:
-    """Returns whether a path is the address of a bucket (gs://…), which would become a local folder by mistake."""
-    return _BUCKET.match(str(path)) is not None
+def is_address(path: Path | str) -> bool:
+    """Returns whether a path is an address (hdfs://…), which would become a local folder by mistake."""
+    return _ADDRESS.match(str(path)) is not None
 
 
-def check_no_bucket(path: Path | str) -> None:
-    """Raises: DataError for the address of a bucket where a file to read is wanted."""
-    if is_bucket(path):
+def check_no_address(path: Path | str) -> None:
+    """Raises: DataError for an address that is not read or written. Those of buckets have become paths before."""
+    if is_address(path):
         address = re.sub(r":/+", "://", str(path), count=1)  # pathlib makes one slash of two
-        raise DataError(f"{address}: buckets are not supported yet; copy the files to a disk of this machine")
+        raise DataError(f"{address}: only gs://BUCKET/… and s3://BUCKET/… are supported; copy the files to one, or here")
 
 
 def partial_beside(path: Path) -> Path:
@@ -62,6 +63,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         with open(part, "rb") as written:
             os.fsync(written.fileno())
         os.replace(part, path)
+        mirror.push(path)
     except BaseException as error:
         _name_file(error, path)
         part.unlink(missing_ok=True)
@@ -95,6 +97,7 @@ def atomic_folder(path: Path, overwrite: bool = False) -> Iterator[Path]:
             _replace(path, part)
         else:
             os.rename(part, path)  # onto an empty folder or none: a folder with files makes this fail
+        mirror.push(path)
     except BaseException as error:
         _name_file(error, path)
         shutil.rmtree(part, ignore_errors=True)  # made here, under a name that nobody else has
@@ -178,8 +181,7 @@ def numbered(path: Path, first: int) -> Path:
 def check_free(path: Path | str, overwrite: bool = False) -> None:
     """Raises: DataError where a new folder cannot be made, or something exists already. An empty folder may exist, and
     any that is to be overwritten."""
-    if is_bucket(path):
-        raise DataError(f"{path}: buckets are not supported yet; give a folder on a disk of this machine")
+    check_no_address(path)
     # What would be written is where the links lead.
     real = Path(os.path.realpath(path))
     try:

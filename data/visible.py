@@ -2,6 +2,8 @@
 
 import re
 
+from contexture.data.mirror import with_addresses
+
 # A carriage return or ESC would let a file's text overwrite or colour the lines around it. Direction marks show text
 # in another order than it is stored in. A lone surrogate makes `print` raise a UnicodeEncodeError.
 _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|[\ud800-\udfff]")
@@ -9,14 +11,16 @@ _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|[
 
 
 def visible(text: str) -> str:
-    r"""Returns the text with its control characters escaped: ESC is `\x1b`. Tabs and line feeds stay."""
-    return _HIDDEN.sub(lambda match: _escaped(match[0]), text)
+    r"""Returns the text with its control characters escaped: ESC is `\x1b`. Tabs and line feeds stay.
+    Paths that stand for addresses are shown as addresses."""
+    return _HIDDEN.sub(lambda match: _escaped(match[0]), with_addresses(text))
 
 
 def visible_json(text: str) -> str:
-    """Returns a JSON text with these characters as JSON escapes them: its value stays the same."""
+    """Returns a JSON text with these characters as JSON escapes them: its value stays the same,
+    but for paths that stand for addresses."""
     # All of these characters are below U+10000, so four hex digits suffice.
-    return _HIDDEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _HIDDEN.sub(lambda match: f"\\u{ord(match[0]):04x}", with_addresses(text))
 
 
 def _escaped(one: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.layouts import text_batch
-from contexture.data.storage import atomic_folder, check_free, check_no_bucket, check_run_path
+from contexture.data.storage import atomic_folder, check_free, check_no_address, check_run_path
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.huggingface.known_options import SETTINGS
 from contexture.interchange.allennlp_bilm import bilm_files, check_bilm_family, open_bilm, write_bilm_weights
@@ -136,7 +136,7 @@ def import_model(
         DataError: when files are damaged, missing or unknown, or there are more or fewer labels than classes.
         ConnectionError: when the hub does not answer.
     """
-    check_no_bucket(path)
+    check_no_address(path)
     check_free(to)
     check_run_path(to, "--to")
     notes: Notes = []

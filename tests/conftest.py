@@ -28,6 +28,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
+from tests.helpers.buckets import Server, bucket_server  # noqa: E402
 from tests.helpers.commands import devices  # noqa: E402
 from tests.helpers.long import long  # noqa: E402
 from tests.helpers.small_text import SUFFIX, write_tasks, write_text  # noqa: E402
@@ -411,3 +412,13 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["Hub"]:
     with hub_server(hub) as address:
         use_hub(monkeypatch, address, tmp_path / "cache")
         yield hub
+
+
+@pytest.fixture(scope="session")
+def bucket_store() -> Iterator[Server]:
+    """A server of gs:// buckets, which this process and those that it starts find by their environment."""
+    # For the whole session: TensorStore reads its address once.
+    with bucket_server() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in {**server.environment, "NO_GCE_CHECK": "true"}.items():
+            patch.setenv(name, value)
+        yield server

@@ -34,6 +34,7 @@ NOT_IMPORTED = {
 }
 TOOLS = {
     "codespell": "a command of `make lint`",
+    "gcsfs": "Orbax writes to buckets by it",
     "ipykernel": "runs the notebooks of examples/",
     "pyright": "a command of `make lint`",
     "pytest-timeout": "a plugin of pytest",

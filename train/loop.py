@@ -10,7 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from contexture.data.batches import iterate
-from contexture.data.storage import is_bucket
+from contexture.data.storage import check_no_address
 from contexture.models.heads.layer_mix import describe_mixes
 from contexture.train import cpu_memory
 from contexture.train import mesh as meshes
@@ -63,8 +63,7 @@ def train(run: Run, recipe: Run, signals: Signals, features: Path | None = None)
     """
     if not run.dir:
         raise ConfigError("dir is empty; say where the run shall live: --dir RUN")
-    if is_bucket(run.dir):
-        raise ConfigError(f"dir={run.dir}: buckets are not supported yet; give a folder on a disk of this machine")
+    check_no_address(run.dir)
     folder = Path(run.dir)
     run = run_file.with_absolute_paths(run)
     # Cheap checks first: nothing is written yet, and native code would answer a low limit with an abort.

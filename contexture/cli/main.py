@@ -21,7 +21,9 @@ from contexture.cli.output import (
     terminal_width,
     write_out,
 )
+from contexture.data.bucket import parse_address
 from contexture.data.errors import did_you_mean
+from contexture.data.mirror import local
 from contexture.data.visible import visible
 from contexture.train.errors import ConfigError
 from contexture.train.run.console import console, logged_to
@@ -41,12 +43,20 @@ def run_command(argv: list[str]) -> Result | StreamingResult | TwofoldResult | N
     if "--version" in argv:
         print(f"contexture {contexture.__version__}")
         return None
+    # From here on there are paths alone: what a bucket holds at an address of the command line is fetched.
+    argv = [argv[0], *map(_with_path, argv[1:])]
     command = COMMANDS.get(argv[0])
     if command is None:
         raise ConfigError(
             f"there is no command {argv[0]!r}{did_you_mean(argv[0], COMMANDS)}; contexture --help lists them"
         )
     return command.function()(argv[1:])
+
+
+def _with_path(word: str) -> str:
+    """Returns a word of the command line, `WORD` or `--option=WORD`, with a path in place of an address of a bucket."""
+    option, joined, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return f"{option}{joined}{local(value)}" if parse_address(value) else word
 
 
 def main(argv: list[str] | None = None) -> int:

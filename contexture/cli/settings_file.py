@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contexture.data.storage import check_no_bucket
+from contexture.data.storage import check_no_address
 from contexture.overrides import with_options
 from contexture.train.errors import ConfigError
 from contexture.train.settings.run import Run, fields
@@ -28,7 +28,7 @@ def read_settings(file: str) -> dict[str, Any]:
     path = Path(file)
     if path.is_dir():
         raise ConfigError(f"--config {file} is a folder; give a file, as {path / 'run.json'}")
-    check_no_bucket(file)
+    check_no_address(file)
     if not path.is_file():
         raise ConfigError(f"--config {file}: no such file; give the run.json of a run, or a *.yaml or *.json of yours")
     if path.name == "run.json":

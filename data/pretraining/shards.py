@@ -27,6 +27,7 @@ from typing import NotRequired, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from contexture.data import mirror
 from contexture.data.binary_files import (
     I64,
     File,
@@ -193,6 +194,7 @@ class Shards:
     @staticmethod
     def is_at(folder: str | Path) -> bool:
         """Returns whether the folder holds shards (of any format), and not just some index.json."""
+        mirror.fetched(folder)
         try:
             index = json.loads(read_plain(Path(folder) / INDEX))
         except (OSError, ValueError, RecursionError):

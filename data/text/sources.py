@@ -14,6 +14,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import ClassVar
 
+from contexture.data import mirror
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import (
     COLUMNAR,
@@ -198,6 +199,7 @@ def present(path: str | Path, what: str = "data.path") -> list[Source]:
     if hub.is_address(path):
         return [source for file in hub.local_files(str(path)) for source in present(file, what)]
     path = Path(path)
+    mirror.fetched(path)
     if path.is_file():
         _check_text(path, what)
         check_content(path)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NotRequired, TypedDict, get_args
 
+from contexture.data import mirror
 from contexture.data.config import LearnedKind
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_plain
@@ -55,6 +56,7 @@ def load_tokenizer(path: str | Path, lowercase: bool = True, split: str = "space
     # One file of several names its folder.
     if path.name in (*byte_pair.BYTE_FILES, *byte_pair.GPT1_FILES, tokenizer_files.OPTIONS):
         path = path.parent
+    mirror.fetched(path)
     # A saved folder first: its vocabulary may have a published name, but its options count.
     if (path / tokenizer_files.OPTIONS).is_file():
         return _open_saved(path)

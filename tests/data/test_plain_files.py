@@ -59,35 +59,35 @@ def test_a_pipe_in_the_place_of_a_file_is_one_line_and_hangs_nothing(capsys, tmp
 @pytest.mark.parametrize(
     "words",
     [
-        "pretrain bert.tiny --dir {d}/run --data.path gs://texts/a.txt",
-        "pretrain bert.tiny --dir {d}/run --data.path {d}/text.txt --data.dev s3://texts/a.txt",
-        "pretrain bert.tiny --dir {d}/run --data.path {d}/text.txt --data.tokenizer gs://texts/vocab.txt",
-        "pretrain bert.tiny --dir {d}/run --config gs://texts/run.json",
-        "tokenizer wordpiece --input gs://texts/a.txt --to {d}/to",
-        "finetune {golden} --task.kind classify --task.train s3://rows/a.tsv --dir {d}/run",
-        "finetune {golden} --task.kind classify --task.train {d}/a.tsv --task.dev gs://rows --dir {d}/run",
-        "predict {task} --input gs://rows/a.tsv --to {d}/to",
+        "pretrain bert.tiny --dir {d}/run --data.path abfs://texts/a.txt",
+        "pretrain bert.tiny --dir {d}/run --data.path {d}/text.txt --data.dev hdfs://texts/a.txt",
+        "pretrain bert.tiny --dir {d}/run --data.path {d}/text.txt --data.tokenizer abfs://texts/vocab.txt",
+        "pretrain bert.tiny --dir {d}/run --config abfs://texts/run.json",
+        "tokenizer wordpiece --input abfs://texts/a.txt --to {d}/to",
+        "finetune {golden} --task.kind classify --task.train hdfs://rows/a.tsv --dir {d}/run",
+        "finetune {golden} --task.kind classify --task.train {d}/a.tsv --task.dev abfs://rows --dir {d}/run",
+        "predict {task} --input abfs://rows/a.tsv --to {d}/to",
         "evaluate {task} --task.dev az://rows/a.tsv",
-        "embed {golden} --input gs://texts/a.txt --to {d}/f.npz",
-        "score {golden} --input s3://texts/a.txt",
-        "probe {golden} --task pos --train gs://rows/a.conllu --dev {d}/a.tsv --to {d}/to",
-        "senses {golden} --word bank --input gs://texts/a.txt",
-        "senses {golden} --word cat --input {d}/text.txt --static gs://vectors/a.vec",
-        *(f"import {kind} gs://models/a --to {{d}}/to" for kind in ("hf", "bert-tf", "gpt1-npy", "bilm", "vectors")),
+        "embed {golden} --input abfs://texts/a.txt --to {d}/f.npz",
+        "score {golden} --input hdfs://texts/a.txt",
+        "probe {golden} --task pos --train abfs://rows/a.conllu --dev {d}/a.tsv --to {d}/to",
+        "senses {golden} --word bank --input abfs://texts/a.txt",
+        "senses {golden} --word cat --input {d}/text.txt --static abfs://vectors/a.vec",
+        *(f"import {kind} abfs://models/a --to {{d}}/to" for kind in ("hf", "bert-tf", "gpt1-npy", "bilm", "vectors")),
     ],
 )
-def test_a_bucket_in_the_place_of_a_file_is_named_as_one(capsys, tmp_path, words):
+def test_an_address_of_no_bucket_is_named_as_one(capsys, tmp_path, words):
     (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "a.tsv").write_text("text\tlabel\na\tgood\nb\tbad\n")
     places = {"d": tmp_path, "golden": GOLDEN / "bert_3_steps", "task": GOLDEN / "bert_classify_3"}
     line = _refused(capsys, *words.format(**places).split())
-    assert "://" in line and "buckets are not supported yet; copy the files to a disk of this machine" in line
+    assert "://" in line and "only gs://BUCKET/… and s3://BUCKET/… are supported; copy the files to one, or here" in line
     assert not (tmp_path / "run" / "data").exists() and not (tmp_path / "to").exists()
 
 
-def test_the_address_of_a_bucket_is_made_no_path_of_this_folder():
-    run = Run(data=DataConfig(path=("gs://texts/a.txt", "a.txt")))
-    assert with_absolute_paths(run).data.path == ("gs://texts/a.txt", os.path.abspath("a.txt"))
+def test_an_address_is_made_no_path_of_this_folder():
+    run = Run(data=DataConfig(path=("abfs://texts/a.txt", "a.txt")))
+    assert with_absolute_paths(run).data.path == ("abfs://texts/a.txt", os.path.abspath("a.txt"))
 
 
 def test_only_plain_files_are_opened_and_links_are_followed(tmp_path):

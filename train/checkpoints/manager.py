@@ -16,6 +16,7 @@ import dataclasses
 import logging
 import os
 import shutil
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from orbax.checkpoint import checkpoint_managers as policies
 
+from contexture.data import bucket, mirror
 from contexture.data.storage import numbered, without_parents
 from contexture.models.shapes import by_path
 from contexture.train.checkpoints.digests import digests
@@ -77,7 +79,7 @@ def _read_arrays(directory: Path, expected: Any, prefix: str, part: bool) -> Any
     try:
         # Not by a Checkpointer, whose restore ends with a barrier: one process may fail here and the others not.
         with orbax_silenced(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
-            restored = reader.restore(epath.Path(without_parents(directory / "state")), args=arguments)
+            restored = reader.restore(epath.Path(mirror.arrays_at(without_parents(directory / "state"))), args=arguments)
     except Exception as error:
         raise CheckpointError(f"item state: cannot be read ({first_line(error)})") from None
     # Fields without arrays were not stored; they keep their value.
@@ -256,7 +258,11 @@ class Checkpoints:
         if jax.process_index() == 0:
             self.damaged.mkdir(exist_ok=True)
             for step in bad:
-                os.rename(self.directory / str(step), numbered(self.damaged / str(step), first=0))
+                target = numbered(self.damaged / str(step), first=0)
+                if mirror.address_of(target):
+                    mirror.move(self.directory / str(step), target)
+                else:
+                    os.rename(self.directory / str(step), target)
             logger.warning(f"moved damaged checkpoints to {self.damaged}")
         # Nobody saves into a folder that process 0 is still sorting.
         if jax.process_count() > 1:
@@ -267,6 +273,7 @@ class Checkpoints:
             silence_orbax()
             # What a killed process was writing: the run's lock is held, so nobody is writing it now.
             if jax.process_index() == 0:
+                mirror.remove_uncommitted(self.directory)
                 for left in self.directory.glob("*.orbax-checkpoint-tmp*"):
                     shutil.rmtree(left, ignore_errors=True)
             # The ranks of an earlier start, so that its best checkpoint is still protected. A damaged one has none.
@@ -285,18 +292,34 @@ class Checkpoints:
                 # The other processes of a job wait while process 0 reads a large checkpoint back.
                 async_options=ocp.options.AsyncOptions(timeout_secs=3600, post_finalization_callback=self._read_back),
             )
-            self._manager = _Manager(self.directory, options=options)
+            address = mirror.address_of(self.directory)
+            self._manager = _Manager(str(address) if address else self.directory, options=options)
         return self._manager
 
     def _read_back(self) -> None:
         """Reads a checkpoint before it gets its name. If this raises, Orbax removes no earlier checkpoint."""
         step, last = self._writing
+        if address := mirror.address_of(self.directory / str(step)):
+            self._read_back_from(address, last)
+            return
         # Called in Orbax's thread on process 0 when all arrays are written, before the folder is renamed.
         for written in self.directory.glob(f"{step}.orbax-checkpoint-tmp*"):
             try:
                 read_back(written, whole=last)
             except Exception as error:
                 raise CheckpointError(f"step {step} cannot be read back: {first_line(error)}") from None
+
+    def _read_back_from(self, address: bucket.Address, last: bool) -> None:
+        # Not committed yet, so it is no step of this run: its items are read into a folder of their own.
+        with tempfile.TemporaryDirectory() as scratch:
+            items = Path(scratch) / Path(address.key).name
+            for item in ("meta", "digest"):
+                (items / item).mkdir(parents=True)
+                bucket.download(address / item / "metadata", items / item / "metadata")
+            try:
+                read_back(items, whole=last, state=str(address / "state"))
+            except Exception as error:
+                raise CheckpointError(f"step {items.name} cannot be read back: {first_line(error)}") from None
 
     def save(self, step: int, state: object, meta: Meta, held_out_loss: float | None, last: bool = False) -> None:
         """Starts to write the state of a step; the write continues in the background, and ends with reading it back.
@@ -340,6 +363,8 @@ class Checkpoints:
         )
         # One write at a time: each holds a copy of the arrays in the host's memory.
         self.wait()
+        # Another process may have taken a run in a bucket over: it writes nothing there any more.
+        mirror.check_guard(self.directory)
         try:
             manager = self._open()
             # Known before the save, which decides at once which older checkpoints are removed.
@@ -397,6 +422,7 @@ class Checkpoints:
                         raise self._manager.failure
                     time.sleep(_POLL)
                 self._manager.wait_until_finished()
+                mirror.look_again(self.directory)
             except Exception as error:
                 raise self._failed(error) from error
 

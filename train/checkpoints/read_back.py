@@ -21,7 +21,7 @@ _BYTES, _ARRAYS = 64 << 20, 8
 """Limits of a sample, in bytes and in arrays, since opening a small array takes as long as reading it."""
 
 
-def read_back(directory: Path, whole: bool = False) -> None:
+def read_back(directory: Path, whole: bool = False, state: str = "") -> None:
     """Compares a checkpoint on disk with its own digests: the names and shapes of all arrays, the values of a sample.
 
     The order of the arrays changes with the folder's name: over the checkpoints of a run each gets its turn.
@@ -29,6 +29,7 @@ def read_back(directory: Path, whole: bool = False) -> None:
     Args:
         directory: the checkpoint, which may have a temporary name still.
         whole: whether to compare the values of all arrays.
+        state: where the arrays are, if not in the folder: an address of a bucket.
 
     Raises:
         CheckpointError: when an array is missing or differs.
@@ -36,10 +37,10 @@ def read_back(directory: Path, whole: bool = False) -> None:
     """
     digest = json.loads((directory / "digest" / "metadata").read_text("utf-8"))["arrays"]
     shapes = json.loads((directory / "meta" / "metadata").read_text("utf-8"))["shapes"]
-    state = epath.Path(directory / "state")
+    arrays_at = epath.Path(state or directory / "state")
     # Not by a Checkpointer: this runs inside the write of one, in the thread of Orbax.
     with contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
-        tree = reader.metadata(state).tree
+        tree = reader.metadata(arrays_at).tree
         # Names and shapes of everything are cheap: they come from the metadata. Values cost a read of the disk.
         arrays = by_path(tree)
         for name in sorted(arrays.keys() | shapes.keys()):
@@ -50,7 +51,7 @@ def read_back(directory: Path, whole: bool = False) -> None:
         sizes = {name: math.prod(x.shape) * x.dtype.itemsize for name, x in arrays.items()}
         # The first group is the sample; with `whole` all groups follow, each as much as fits in memory at once.
         for names in _groups(directory.name, sizes, len(sizes) if whole else _ARRAYS):
-            restored = read_arrays(reader, state, tree, names)
+            restored = read_arrays(reader, arrays_at, tree, names)
             for name in names:
                 # On the host: the devices are training the next steps meanwhile.
                 if host_digest(np.asarray(restored[name])) != digest[name]:

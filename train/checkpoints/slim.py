@@ -50,6 +50,8 @@ def slim(folder: Path, step: Step = None, check: Callable[[], None] = lambda: No
         CheckpointError: when the checkpoint cannot be read, or the folder not written; nothing is removed then.
     """
     record = read(folder)
+    if mirror.address_of(folder):
+        raise ConfigError(f"{folder}: `slim` renames folders, which a bucket cannot; copy the run to a disk first")
     if (folder / "checkpoints").exists():  # else a kill may have come between the two renames below
         find_steps(folder, step)
     with contextlib.closing(lock_folder(folder)):

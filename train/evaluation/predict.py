@@ -15,7 +15,7 @@ from contexture.data.bucketing import check_batch, power_of_two
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
 from contexture.data.packing import Shape
-from contexture.data.storage import atomic_file, is_bucket
+from contexture.data.storage import atomic_file, is_address
 from contexture.data.tasks.batch.answer_rules import AnswerRules, answer_rules
 from contexture.data.tasks.batch.batches import HeldOutTask
 from contexture.data.tasks.batch.document_context import chunks_in_documents
@@ -353,7 +353,7 @@ def _free_file(to: Path, overwrite: bool) -> Path:
     if to.exists() and not overwrite:
         raise ConfigError(f"--to {to} is there already; give another name, or --overwrite")
     # A link is followed: the rename would replace the link itself.
-    if not is_bucket(to):
+    if not is_address(to):
         to = Path(os.path.realpath(to))
     make_folder(to.parent, "--to")
     return to

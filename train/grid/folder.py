@@ -13,7 +13,7 @@ from typing import TypedDict
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
-from contexture.data.storage import is_bucket, partial_of
+from contexture.data.storage import check_no_address, partial_of
 from contexture.train.errors import ConfigError
 from contexture.train.grid.settings import Grid, Value, shown
 from contexture.train.run.folder import INPUTS, as_option, changed_fields, flag, steps
@@ -43,8 +43,7 @@ def check_folder(folder: Path) -> None:
     """Raises ConfigError unless a grid can live in this folder: it is new, empty, or a grid's."""
     if not str(folder).strip() or folder == Path():
         raise ConfigError("dir is empty; say where the grid shall live: --dir DIR")
-    if is_bucket(folder):
-        raise ConfigError(f"dir={folder}: buckets are not supported yet; give a folder on a disk of this machine")
+    check_no_address(folder)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; give a folder as --dir")
     if (folder / "run.json").exists():

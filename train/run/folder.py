@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import IO
 
 from contexture.data.pretraining.shards import Shards
-from contexture.data.storage import check_run_path, is_bucket, move_aside, partial_of, remove_partials
+from contexture.data import bucket, mirror
+from contexture.data.storage import check_no_address, check_run_path, move_aside, partial_of, remove_partials
 from contexture.data.tasks.store.example_store import ExampleStore
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.train.errors import CheckpointError, ConfigError
+from contexture.train.run import lease
+from contexture.train.run.lease import Lease
 from contexture.train.settings import run_file
 from contexture.train.settings.run import Run
 from contexture.train.settings.run_file import RunRecord
@@ -26,7 +29,7 @@ from contexture.train.settings.schedule import resolve_schedule
 logger = logging.getLogger(__name__)
 
 
-def lock_run_dir(directory: Path) -> IO[str]:
+def lock_run_dir(directory: Path) -> IO[str] | Lease:
     """Makes the folder and locks it, so that no second run writes into it.
 
     The lock lasts as long as the returned file is open.
@@ -35,8 +38,7 @@ def lock_run_dir(directory: Path) -> IO[str]:
         ConfigError: when another process holds the lock, or the folder belongs to no run.
         CheckpointError: when the folder cannot be written.
     """
-    if is_bucket(directory):
-        raise ConfigError(f"dir={directory}: buckets are not supported yet; give a folder on a disk of this machine")
+    check_no_address(directory)
     # flock, and the renames that keep files whole, are promises of a file system, not of a bucket.
     check_run_path(directory)
     if directory.exists() and not directory.is_dir():
@@ -67,7 +69,7 @@ def lock_run_dir(directory: Path) -> IO[str]:
     return lock
 
 
-def lock_folder(directory: Path) -> IO[str]:
+def lock_folder(directory: Path) -> IO[str] | Lease:
     """Makes a folder and locks it for as long as the returned file is open.
 
     Raises:
@@ -76,6 +78,13 @@ def lock_folder(directory: Path) -> IO[str]:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        if address := mirror.address_of(directory):
+            if address.scheme == "s3":
+                raise ConfigError(
+                    f"{directory}: a training writes checkpoints by Orbax, which knows no s3://; give gs://BUCKET/…, or a "
+                    "folder of a mounted bucket or disk (what is in s3 can be evaluated, exported and begun from)"
+                )
+            return Lease(directory, address)
         # a+ neither truncates nor needs the file: its text names the holder until the lock is ours.
         lock = open(directory / "lock", "a+", encoding="utf-8")
     except OSError as error:
@@ -105,6 +114,8 @@ def _locked(lock: IO[str]) -> bool:
 
 def holder_of(directory: Path) -> str:
     """Returns who trains in a folder now, "process 4711 on host", or "". Holds a shared lock for a moment at most."""
+    if mirror.address_of(directory):
+        return lease.current_holder(directory)
     try:
         with open(directory / "lock", encoding="utf-8") as lock:
             try:
@@ -125,6 +136,8 @@ def _is_lock(file: Path) -> bool:
 
 def token(directory: Path) -> str:
     """Returns the token that the holder wrote into the lock: processes that read the same one see the same folder."""
+    if address := mirror.address_of(directory):
+        return lease.token_of(bucket.read(address / lease.NAME).value)
     try:
         # Its second line; the first one is for people.
         return (directory / "lock").read_text("utf-8").partition("\n")[2].strip()
@@ -311,8 +324,7 @@ def write_run_json(
 
 def make_folder(folder: Path, option: str) -> None:
     """Makes a folder for output. Raises ConfigError if a file is in the way, or nothing may be written."""
-    if is_bucket(folder):
-        raise ConfigError(f"{option} {folder}: buckets are not supported yet; give a folder on a disk of this machine")
+    check_no_address(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -325,6 +337,7 @@ def make_folder(folder: Path, option: str) -> None:
 
 def steps(directory: Path) -> list[int]:
     """Returns the steps of a folder's checkpoints, good or damaged, oldest first."""
+    mirror.refresh_steps(directory)
     if not directory.is_dir():
         return []
     folders = (entry.name for entry in directory.iterdir() if entry.is_dir())

@@ -14,7 +14,8 @@ from typing import Any, Literal
 from contexture.data.binary_files import misfit
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import read_plain
-from contexture.data.storage import atomic_file, check_run_path, is_bucket
+from contexture.data import mirror
+from contexture.data.storage import atomic_file, check_no_address, check_run_path, is_address
 from contexture.data.text import hub
 from contexture.data.visible import visible_json
 from contexture.train.errors import ConfigError
@@ -167,9 +168,9 @@ def with_pinned_addresses(run: Run, directory: Path) -> Run:
 
 
 def _absolute(path: str) -> str:
-    # A bucket is refused where it is read.
+    # An address of no bucket is refused where it is read; one of a bucket is a path by now.
     # Names of data sets are no paths, and stay as they are.
-    is_name = path.startswith(("tfds:", "published:", hub.PREFIX)) or is_bucket(path)
+    is_name = path.startswith(("tfds:", "published:", hub.PREFIX)) or is_address(path)
     return os.path.abspath(path) if path and not is_name else path
 
 
@@ -231,6 +232,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             return float(value)
         except OverflowError:
             raise ConfigError(f"{where} has too many digits for a number") from None
+    # In the file an address stands for the path that it has in this process.
+    if hint is str and isinstance(value, str):
+        return mirror.placed(value)
     # True is an int to Python: refused where a number is wanted.
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(f"{where} is {value!r}, not {_KINDS[hint]}")
@@ -287,10 +291,10 @@ def write(directory: Path, record: RunRecord) -> None:
 def read(directory: Path) -> RunRecord:
     """Returns the record of a run's folder. Raises ConfigError if the folder holds no run."""
     path = directory / "run.json"
-    if is_bucket(directory):
-        raise ConfigError(f"{directory}: buckets are not supported yet; give a folder on a disk of this machine")
     # Every way in which a path may be no run has a line of its own, with the way out.
     try:
+        check_no_address(directory)
+        mirror.fetched(directory)
         check_run_path(directory, "run", writes=False)
         tree = json.loads(read_plain(path))
     except FileNotFoundError:

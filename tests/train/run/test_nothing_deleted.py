@@ -227,21 +227,21 @@ def test_only_names_of_partial_files_are_partial():
 
 
 @pytest.mark.parametrize("command", ["pretrain", "evaluate", "prepare", "predict"])
-def test_a_bucket_is_refused_in_one_line_and_makes_no_folder(
+def test_another_address_is_refused_in_one_line_and_makes_no_folder(
     command, tiny_words, task_files, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     words = {
-        "pretrain": [*tiny_words, "--dir", "gs://bucket/run"],
-        "evaluate": ["evaluate", "gs://bucket/run"],
-        "prepare": ["prepare", "bert.tiny", "--input", tiny_words[tiny_words.index("--data.path") + 1], "--to", "gs://b/x"],
+        "pretrain": [*tiny_words, "--dir", "abfs://bucket/run"],
+        "evaluate": ["evaluate", "abfs://bucket/run"],
+        "prepare": ["prepare", "bert.tiny", "--input", tiny_words[tiny_words.index("--data.path") + 1], "--to", "abfs://b/x"],
     }  # fmt: skip
     if command == "predict":
         rows = task_files / "classify.dev.tsv"
-        words["predict"] = ["predict", TASK, "--input", rows, "--to", "gs://bucket/answers.jsonl"]
+        words["predict"] = ["predict", TASK, "--input", rows, "--to", "abfs://bucket/answers.jsonl"]
     code, err = run_command(capsys, *words[command])
-    assert code == 2 and "buckets are not supported yet" in err and len(err.splitlines()) == 1, err
-    assert list(tmp_path.iterdir()) == [] and ("gs://b/x: " in err or command != "prepare")
+    assert code == 2 and "only gs://BUCKET/… and s3://BUCKET/… are supported" in err and len(err.splitlines()) == 1, err
+    assert list(tmp_path.iterdir()) == [] and ("abfs://b/x: " in err or command != "prepare")
 
 
 def test_a_prepare_that_was_killed_is_named(tmp_path, text_folder, capsys):

@@ -1,0 +1,50 @@
+"""Addresses of buckets in the arguments of `contexture`'s functions, and in what these return and raise."""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from contexture.data.bucket import parse_address
+from contexture.data.mirror import address_of, local, with_addresses
+
+F = TypeVar("F", bound=Callable[..., Any])
+_PLACES = ("run", "source", "dir", "to", "path", "vocabulary", "train", "dev", "test", "submission", "figures")
+"""The arguments that may name files and folders."""
+
+
+def with_places(function: F) -> F:
+    """Wraps a function so that it takes addresses of buckets where it takes paths.
+
+    A path that it returns, and the text of an error, name the address again.
+    """
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def placed(*args: Any, **given: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **given)
+        except TypeError:  # the function itself says what is wrong
+            return function(*args, **given)
+        for name in _PLACES:
+            if name in bound.arguments:
+                bound.arguments[name] = path_of(bound.arguments[name])
+        try:
+            result = function(*bound.args, **bound.kwargs)
+        except Exception as error:
+            error.args = tuple(with_addresses(each) if isinstance(each, str) else each for each in error.args)
+            raise
+        # Path, as for other folders: all functions here also read the one slash that it leaves of two.
+        return Path(str(address_of(result))) if isinstance(result, Path) and address_of(result) else result
+
+    return placed  # pyright: ignore[reportReturnType]
+
+
+def path_of(given: Any) -> Any:
+    """Returns an argument, or each of a list, with a path in place of the address of a bucket."""
+    if isinstance(given, str | Path):
+        return local(given) if parse_address(given) else given
+    if isinstance(given, Sequence):
+        return [path_of(each) if isinstance(each, str | Path) else each for each in given]
+    return given

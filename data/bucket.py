@@ -1,0 +1,205 @@
+"""Objects of a bucket, gs://NAME/KEY and s3://NAME/KEY: read whole or by ranges, listed, written, deleted.
+
+All goes through TensorStore's KvStore, which tries again after a lost answer, a cut one or a 503, and which writes only
+where an object still has the generation that the writer has seen. Each call ends within a deadline: a store that does
+not answer is an error of one line, and no hang.
+"""
+
+import errno
+import functools
+import os
+import re
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+SCHEMES = ("gs", "s3")
+_ADDRESS = re.compile(r"(gs|s3):/+([^/]+)(?:/+(.*))?", re.DOTALL)
+PIECE = 8 << 20
+"""Bytes of an object that are held in memory at once."""
+_AT_ONCE, _UPLOADS = 16, 4
+"""Objects that are read, and written, at once."""
+_RETRIES = {"max_retries": 8, "initial_delay": "500ms", "max_delay": "8s"}
+
+
+def deadline() -> float:
+    """Returns the seconds in which a call must end, its retries included."""
+    return float(os.environ.get("CONTEXTURE_BUCKET_SECONDS", "120"))
+
+
+class Address(NamedTuple):
+    """An object, or a folder of objects, of a bucket."""
+
+    scheme: str
+    bucket: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.bucket}/{self.key}".rstrip("/")
+
+    def __truediv__(self, name: str) -> "Address":
+        return self._replace(key=f"{self.key}/{name}".lstrip("/"))
+
+
+def parse_address(path: Path | str) -> Address | None:
+    """Returns the address that a path is, also with the one slash that pathlib leaves of two; None for another path."""
+    match = _ADDRESS.fullmatch(str(path))
+    return Address(match[1], match[2], (match[3] or "").rstrip("/")) if match else None
+
+
+class BucketError(OSError):
+    """A bucket that cannot be read or written: an error of the system, as that of a disk."""
+
+    def __init__(self, address: Address, reason: str) -> None:
+        super().__init__(errno.EIO, reason, str(address))
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror}"
+
+
+class Stored(NamedTuple):
+    """What an object holds (None: there is no such object), and its generation, which changes with each write."""
+
+    value: bytes | None
+    generation: bytes
+
+
+@functools.cache
+def _store(scheme: str, bucket: str) -> Any:
+    import tensorstore as ts
+
+    if scheme == "gs":
+        spec = {"driver": "gcs", "bucket": bucket, "context": {"gcs_request_retries": _RETRIES}}
+    else:
+        spec = {"driver": "s3", "bucket": bucket, "context": {"s3_request_retries": _RETRIES}}
+        # TensorStore does not read these variables, which every other client of S3 does.
+        if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+            spec["endpoint"] = endpoint
+        if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
+            spec["aws_region"] = region
+    try:
+        return ts.KvStore.open(spec).result(timeout=deadline())
+    except Exception as error:
+        raise _failed(Address(scheme, bucket, ""), error) from None
+
+
+def _failed(address: Address, error: BaseException) -> BucketError:
+    if isinstance(error, TimeoutError):
+        wait = f"the bucket's server does not answer within {deadline():g} s"
+        return BucketError(address, f"{wait}; check the network, and start again")
+    # The message's head: what follows in brackets is the server's page and the place in TensorStore's source.
+    reason = " ".join(str(error).split(" [")[0].split())[:200] or type(error).__name__
+    if re.search(r"PERMISSION_DENIED|UNAUTHENTICATED|http_response_code='40[13]'", str(error)):
+        reason += "; check the credentials, and the rights on the bucket"
+    return BucketError(address, reason)
+
+
+def _result(address: Address, future: Any) -> Any:
+    try:
+        return future.result(timeout=deadline())
+    except Exception as error:
+        raise _failed(address, error) from None
+
+
+def read(address: Address) -> Stored:
+    """Returns an object. Raises: BucketError where the store fails or does not answer."""
+    answer = _result(address, _store(address.scheme, address.bucket).read(address.key))
+    return Stored(bytes(answer.value) if answer.state == "value" else None, answer.stamp.generation)
+
+
+def read_range(address: Address, first: int, last: int | None, generation: bytes | None = None) -> Stored:
+    """Returns bytes first … last-1 of an object (last None: to its end); None as value where it has fewer, or does not exist.
+
+    Raises:
+        BucketError: as `read`, and where the object has another generation than this one.
+    """
+    try:
+        store = _store(address.scheme, address.bucket)
+        answer = store.read(address.key, byte_range=slice(first, last)).result(timeout=deadline())
+    except Exception as error:
+        # Of an empty object some servers name a range that TensorStore takes for an error.
+        if "OUT_OF_RANGE" in str(error) or "Unexpected Content-Range" in str(error):
+            return Stored(None, b"")
+        raise _failed(address, error) from None
+    if generation is not None and answer.stamp.generation != generation:
+        raise BucketError(address, "was written to while it was read; start again")
+    return Stored(bytes(answer.value) if answer.state == "value" else None, answer.stamp.generation)
+
+
+def write(address: Address, value: bytes) -> bytes:
+    """Writes an object whole, in place of one there; returns its generation. Raises: as `read`."""
+    return _result(address, _store(address.scheme, address.bucket).write(address.key, value)).generation
+
+
+def swap(address: Address, value: bytes, generation: bytes) -> Stored | None:
+    """Writes an object if its generation is still this one, which `read` gave, also for an object that did not exist.
+
+    A write whose answer was lost is tried again, and then refused though it is stored. So the stored value decides, and
+    each writer's must be its own.
+
+    Returns:
+        what is stored, if it is `value`, else None.
+
+    Raises:
+        BucketError: as `read`.
+    """
+    _result(address, _store(address.scheme, address.bucket).write(address.key, value, if_equal=generation))
+    now = read(address)
+    return now if now.value == value else None
+
+
+def delete(addresses: Iterable[Address]) -> None:
+    """Deletes objects, as far as they exist. Raises: as `read`."""
+    waiting = [(each, _store(each.scheme, each.bucket).write(each.key, None)) for each in addresses]
+    for address, future in waiting:
+        _result(address, future)
+
+
+def keys(folder: Address) -> list[str]:
+    """Returns the keys of all objects below a folder, relative to it, sorted. Raises: as `read`."""
+    import tensorstore as ts
+
+    start = f"{folder.key}/" if folder.key else ""
+    end = f"{folder.key}0" if folder.key else ""  # 0 follows / in ASCII
+    found = _result(folder, _store(folder.scheme, folder.bucket).list(ts.KvStore.KeyRange(start, end)))
+    # Objects whose names end in / are the folders of web consoles, and hold nothing.
+    return sorted(key.decode()[len(start) :] for key in found if not key.endswith(b"/"))
+
+
+def download(address: Address, file: Path) -> bytes | None:
+    """Writes an object to a file, a piece at a time; returns its generation, or None where there is no object.
+
+    Raises:
+        BucketError: as `read_range`.
+    """
+    piece = read_range(address, 0, PIECE)
+    # Shorter than a piece, or absent: one more request gives the whole of it.
+    if piece.value is None:
+        piece = read(address)
+        if piece.value is not None:
+            file.write_bytes(piece.value)
+        return piece.generation if piece.value is not None else None
+    with open(file, "wb") as opened:
+        at = 0
+        while piece.value is not None:
+            at += opened.write(piece.value)
+            # Of the same generation: pieces of two objects never mix.
+            piece = read_range(address, at, at + PIECE, generation := piece.generation)
+        # The rest is shorter than a piece: read without an end.
+        opened.write(read_range(address, at, None, generation).value or b"")
+    return generation
+
+
+def download_all(pairs: Sequence[tuple[Address, Path]]) -> list[bytes | None]:
+    """Downloads objects to files, several at once; returns their generations in order. Raises: as `download`."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(lambda pair: download(*pair), pairs))
+
+
+def upload_all(pairs: Sequence[tuple[Path, Address]]) -> list[bytes]:
+    """Uploads files as objects, several at once; returns their generations in order. Raises: as `read`, and OSError."""
+    # An object is written from memory: hence few at a time.
+    with ThreadPoolExecutor(_UPLOADS) as pool:
+        return list(pool.map(lambda pair: write(pair[1], pair[0].read_bytes()), pairs))

@@ -1,0 +1,416 @@
+"""Paths in buckets: gs:// and s3:// addresses as folders of this process, which follow the bucket.
+
+Inside the program there are local paths alone. Where a path comes in (the command line, the functions of `contexture`,
+a run.json), `local` turns an address into a path below a temporary folder, and fetches what the bucket holds there;
+where a text goes out (a message, a table, a run.json), `with_addresses` turns it back. `push` and `sync` write to the
+bucket what was written below that folder; arrays of checkpoints never pass through it, since Orbax reads and writes
+them in the bucket itself (`arrays_at`).
+
+An object is written whole, so a reader sees the old one or the new one. Files that only grow (APPENDED) are written
+as one object and parts that follow it, and joined when they are fetched.
+"""
+
+import atexit
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from contexture.data import bucket
+from contexture.data.bucket import Address, parse_address
+
+APPENDED = ("metrics.jsonl", "log.txt")
+"""Files that are only added to, between two writes of the whole."""
+_PARTS = ".parts"
+_LATE = re.compile(r"(?:.*/)?checkpoints/([0-9]+)/(.+)")
+_COMMITTED = "commit_success.txt"
+"""Orbax writes this object last: a checkpoint without it was never finished."""
+_LAST = ("index.json", "run.json")
+"""What makes a folder a run, or shards: written after everything else."""
+
+_lock = threading.RLock()
+_roots: list[Path] = []
+_known: dict[Path, tuple[int, int, int]] = {}
+"""Files that are in the bucket as they are here: their inode, size and time of change."""
+_wholes: dict[Path, tuple[str, int]] = {}
+"""Files of APPENDED: the name that the parts of the present whole begin with, and how many bytes are written."""
+
+
+_looked: dict[Path, float] = {}
+"""When each folder of checkpoints was listed last: a training asks after each step."""
+_GLANCE = 5.0
+"""Seconds for which the list is taken as it is."""
+_guards: dict[Path, Callable[[], None]] = {}
+
+
+def guard(folder: Path, check: Callable[[], None] | None) -> None:
+    """Has `check` called before anything is written below a folder; None ends that. It raises to forbid the write."""
+    if check is None:
+        _guards.pop(folder, None)
+    else:
+        _guards[folder] = check
+
+
+def check_guard(path: Path) -> None:
+    """Raises: what the guard of a folder above raises, where this process may not write there any more."""
+    for folder, check in tuple(_guards.items()):
+        if folder == path or folder in path.parents:
+            check()
+
+
+def _root() -> Path:
+    """Returns the temporary folder of this process, which is removed when it ends."""
+    if not _roots:
+        # Of processes that were killed: nobody else removes their folders.
+        for left in Path(tempfile.gettempdir()).glob("contexture-[0-9]*-*"):
+            if not _alive(int(left.name.split("-")[1])):
+                shutil.rmtree(left, ignore_errors=True)
+        _roots.append(Path(os.path.realpath(tempfile.mkdtemp(prefix=f"contexture-{os.getpid()}-"))))
+        atexit.register(_remove, os.getpid())
+    return _roots[0]
+
+
+def _remove(owner: int) -> None:
+    # Not in a forked child, which has inherited the list.
+    if os.getpid() == owner:
+        shutil.rmtree(_roots[0], ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def address_of(path: Path | str) -> Address | None:
+    """Returns the address that a path stands for; None for a path of this machine, and outside a bucket."""
+    if not _roots:
+        return None
+    try:
+        scheme, *rest = Path(os.path.normpath(Path(path).absolute())).relative_to(_roots[0]).parts
+    except ValueError:
+        return None
+    return Address(scheme, rest[0], "/".join(rest[1:])) if rest else None
+
+
+def with_addresses(text: str) -> str:
+    """Returns a text with addresses in place of the paths that stand for them."""
+    for root in _roots:
+        text = re.sub(re.escape(str(root)) + r"/(gs|s3)/", r"\1://", text)
+    return text
+
+
+def local(path: Path | str) -> str:
+    """Returns a path of this machine for an address, after fetching what the bucket holds there; another path as it is.
+
+    Raises:
+        BucketError: where the bucket cannot be read.
+    """
+    address = parse_address(path)
+    if address is None:
+        return str(path)
+    place = _place(address)
+    with _lock:
+        refresh(place)
+    return str(place)
+
+
+def _place(address: Address) -> Path:
+    return _root().joinpath(address.scheme, address.bucket, *Path(address.key).parts)
+
+
+def placed(path: str) -> str:
+    """Returns the path that stands for an address, without fetching anything; another path as it is."""
+    address = parse_address(path)
+    return path if address is None else str(_place(address))
+
+
+def fetched(path: Path | str) -> None:
+    """Fetches what the bucket holds at a path that was never looked at. Raises: as `refresh`."""
+    if _roots and (address := address_of(path)) is not None and address.key and not os.path.exists(path):
+        with _lock:
+            refresh(Path(path))
+
+
+def refresh(folder: Path) -> None:
+    """Fetches what the bucket holds at a path and what is not here yet: a file, or the files of a folder.
+
+    Raises:
+        BucketError: where the bucket cannot be read.
+    """
+    if (address := address_of(folder)) is None:
+        return
+    names = bucket.keys(address)
+    if not names:
+        if address.key and folder not in _known:
+            _fetch([(address, folder)])
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = [name for name in names if not _LATE.fullmatch(f"{address.key}/{name}") and not _is_part(name)]
+    # run.json and the metrics change while a run goes on; the other files are written once.
+    changing = ("run.json", *APPENDED) if not _owned(folder) else ()
+    _fetch(
+        [
+            (address / name, folder / name)
+            for name in wanted
+            if folder / name not in _known or Path(name).name in changing
+        ]
+    )
+    _join(address, folder, names)
+    # Each folder of checkpoints below: committed steps alone, without their arrays.
+    for checkpoints in {name[: match.start(1)] for name in names if (match := _LATE.fullmatch(name))}:
+        _refresh_steps(folder / checkpoints, [name[len(checkpoints) :] for name in names if name.startswith(checkpoints)])
+
+
+def _owned(folder: Path) -> bool:
+    """Returns whether this process holds the lease of a folder or of one above it, so that its files are the newest."""
+    return any(each == folder or each in folder.parents for each in _guards)
+
+
+def _fetch(pairs: Sequence[tuple[Address, Path]]) -> None:
+    # Under temporary names first: nobody reads half a file. A folder is made only for what is there.
+    with tempfile.TemporaryDirectory(dir=_root()) as scratch:
+        parts = [Path(scratch) / str(number) for number in range(len(pairs))]
+        generations = bucket.download_all([(address, part) for (address, _), part in zip(pairs, parts, strict=True)])
+        for (_, file), part, generation in zip(pairs, parts, generations, strict=True):
+            if generation is not None:
+                os.replace(part, _made(file))
+                _know(file)
+                if file.name in APPENDED:
+                    _wholes[file] = _mark(generation), file.stat().st_size
+
+
+def _know(file: Path) -> None:
+    status = file.stat()
+    _known[file] = status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _mark(generation: bytes) -> str:
+    """Returns what the parts of a whole object are called by: parts of an earlier whole have another name."""
+    return hashlib.sha256(generation).hexdigest()[:16]
+
+
+def _is_part(name: str) -> bool:
+    return any(f"{each}{_PARTS}/" in name for each in APPENDED)
+
+
+def _join(address: Address, folder: Path, names: Sequence[str]) -> None:
+    """Adds to the files of APPENDED the parts that follow them."""
+    for name in names:
+        file = folder / name
+        if file.name not in APPENDED or file not in _wholes:
+            continue
+        mark, size = _wholes[file]
+        parts = f"{name}{_PARTS}/{mark}-"
+        for part in (each for each in names if each.startswith(parts)):
+            # In the order of their places, which have as many digits each: one that is here already is passed over.
+            if int(part.rpartition("-")[2]) == size and (value := bucket.read(address / part).value):
+                with open(file, "ab") as opened:
+                    size += opened.write(value)
+        _wholes[file] = mark, size
+        _know(file)
+
+
+def refresh_steps(checkpoints: Path) -> None:
+    """Makes a folder of checkpoints hold the steps that are committed in the bucket, without their arrays.
+
+    Raises:
+        BucketError: where the bucket cannot be read.
+    """
+    if (address := address_of(checkpoints)) is None or time.monotonic() - _looked.get(checkpoints, -_GLANCE) < _GLANCE:
+        return
+    with _lock:
+        _refresh_steps(checkpoints, bucket.keys(address))
+        _looked[checkpoints] = time.monotonic()
+
+
+def look_again(checkpoints: Path) -> None:
+    """Has the next `refresh_steps` ask the bucket, though it has just been asked."""
+    _looked.pop(checkpoints, None)
+
+
+def _refresh_steps(checkpoints: Path, names: Sequence[str]) -> None:
+    address = address_of(checkpoints)
+    assert address is not None
+    committed = {name.partition("/")[0] for name in names if name.partition("/")[2] == _COMMITTED}
+    new = [
+        name
+        for name in names
+        if name.partition("/")[0] in committed
+        and not name.partition("/")[2].startswith("state/")
+        and checkpoints / name not in _known
+    ]
+    # A step appears here whole: the folder takes its name when its files are there.
+    for step in {name.partition("/")[0] for name in new}:
+        files = [name for name in new if name.partition("/")[0] == step]
+        if (checkpoints / step).is_dir():
+            _fetch([(address / name, checkpoints / name) for name in files])
+            continue
+        with tempfile.TemporaryDirectory(dir=_root()) as scratch:
+            bucket.download_all([(address / name, _made(Path(scratch) / "step" / name.partition("/")[2])) for name in files])
+            checkpoints.mkdir(parents=True, exist_ok=True)
+            os.rename(Path(scratch) / "step", checkpoints / step)
+        for name in files:
+            _know(checkpoints / name)
+        _date(checkpoints / step)
+    # Steps that retention has removed, or that somebody has.
+    for folder in checkpoints.iterdir() if checkpoints.is_dir() else ():
+        if folder.name.isdigit() and folder.name not in committed and not (folder / "state").is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
+            _forget(folder)
+
+
+def _date(step: Path) -> None:
+    """Gives the folder of a step the time of its commit, which Orbax notes."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        nanoseconds = json.loads((step / "_CHECKPOINT_METADATA").read_text("utf-8"))["commit_timestamp_nsecs"]
+        os.utime(step, ns=(nanoseconds, nanoseconds))
+
+
+def _made(file: Path) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file
+
+
+def _forget(folder: Path) -> list[Path]:
+    """Forgets all files below a folder, and returns them."""
+    gone = [file for file in tuple(_known) if file == folder or folder in file.parents]
+    for file in gone:
+        _known.pop(file, None)
+        _wholes.pop(file, None)
+    return gone
+
+
+def remove_uncommitted(checkpoints: Path) -> None:
+    """Deletes the objects of checkpoints that were never committed. Nobody may be writing one meanwhile."""
+    if (address := address_of(checkpoints)) is not None:
+        names = bucket.keys(address)
+        committed = {name.partition("/")[0] for name in names if name.partition("/")[2] == _COMMITTED}
+        bucket.delete(address / name for name in names if name.partition("/")[0] not in committed)
+
+
+def move(source: Path, target: Path) -> None:
+    """Moves a folder, here and in the bucket, object by object, since a bucket renames nothing."""
+    old, new = address_of(source), address_of(target)
+    assert old is not None and new is not None
+    names = bucket.keys(old)
+    with tempfile.TemporaryDirectory(dir=_root()) as scratch:
+        # One at a time, through the disk: arrays may be larger than memory.
+        for name in names:
+            bucket.download(old / name, Path(scratch) / "object")
+            bucket.upload_all([(Path(scratch) / "object", new / name)])
+    bucket.delete(old / name for name in names)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.exists():
+        os.rename(source, target)
+    _forget(source)
+
+
+def arrays_at(path: Path) -> str:
+    """Returns where the arrays of a path lie, for Orbax: in the bucket, or at the path where they are here.
+
+    Raises:
+        BucketError: where they are fetched, from s3, which Orbax does not read, and the bucket cannot be read.
+    """
+    address = address_of(path)
+    if address is None or path.exists():
+        return str(path)
+    if address.scheme == "s3":
+        with _lock:
+            _fetch([(address / name, path / name) for name in bucket.keys(address)])
+        return str(path)
+    return str(address)
+
+
+def push(path: Path) -> None:
+    """Writes a file, or all files of a folder, to the bucket; does nothing for a path outside one.
+
+    Raises:
+        BucketError: where the bucket cannot be written.
+    """
+    # Nothing of a folder that is still being written, under a name that begins with a dot: it is pushed as a whole.
+    if (address := address_of(path)) is None or any(part.startswith(".") for part in address.key.split("/")):
+        return
+    check_guard(path)
+    with _lock:
+        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+        # Order: who reads meanwhile takes a folder for whole once it has the last of these.
+        last = [file for file in files if file.name in _LAST and file.parent == path]
+        _write([file for file in files if file not in last])
+        # A checkpoint that was written here, and not by Orbax in the bucket, counts from now on.
+        for step in {Path(match[0]) for file in files if (match := re.match(r".*/checkpoints/[0-9]+(?=/state/)", str(file)))}:
+            mark = address_of(step / _COMMITTED)
+            assert mark is not None
+            bucket.write(mark, b"committed")
+            (step / _COMMITTED).write_bytes(b"committed")
+            _know(step / _COMMITTED)
+        _write(last)
+
+
+def _write(files: Sequence[Path]) -> None:
+    pairs = [(file, address) for file in files if (address := address_of(file)) is not None]
+    states = [file.stat() for file in files]
+    for file, status, generation in zip(files, states, bucket.upload_all(pairs), strict=True):
+        _known[file] = status.st_ino, status.st_size, status.st_mtime_ns
+        if file.name in APPENDED:
+            address = address_of(file)
+            assert address is not None
+            # The parts of the whole before this one.
+            old = Address(address.scheme, address.bucket, address.key + _PARTS)
+            bucket.delete(old / name for name in bucket.keys(old))
+            _wholes[file] = _mark(generation), status.st_size
+
+
+def sync(folder: Path) -> None:
+    """Writes to the bucket what has changed below a folder since it was fetched or written, and deletes what is gone.
+
+    Raises:
+        BucketError: where the bucket cannot be written.
+    """
+    if address_of(folder) is None:
+        return
+    check_guard(folder)
+    with _lock:
+        changed: list[Path] = []
+        for file in sorted(file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()):
+            status = file.stat()
+            now = status.st_ino, status.st_size, status.st_mtime_ns
+            # Names that begin with a dot are of files being written; the lock is the lease's.
+            hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
+            if hidden or file.name == "lock" or _known.get(file) == now or _LATE.fullmatch(str(file)):
+                continue
+            if file.name in APPENDED and file in _known and _known[file][0] == status.st_ino and file in _wholes:
+                _append(file)
+            else:
+                changed.append(file)
+        _write(changed)
+        gone = [file for file in tuple(_known) if folder in file.parents and not file.exists()]
+        bucket.delete(address for file in gone if (address := address_of(file)) is not None)
+        for file in gone:
+            _known.pop(file, None)
+
+
+def _append(file: Path) -> None:
+    """Writes what was added to a file as a part of its own."""
+    mark, size = _wholes[file]
+    address = address_of(file)
+    assert address is not None
+    with open(file, "rb") as opened:
+        opened.seek(size)
+        added = opened.read()
+    if added:
+        parts = Address(address.scheme, address.bucket, address.key + _PARTS)
+        bucket.write(parts / f"{mark}-{size:020d}", added)
+    _wholes[file] = mark, size + len(added)
+    _know(file)

@@ -1,0 +1,186 @@
+"""Buckets: objects, conditional writes, and folders that follow a bucket, against a real server, also a faulty one."""
+
+import random
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contexture.data import bucket, mirror
+from contexture.data.bucket import Address, BucketError, parse_address
+from contexture.data.storage import atomic_file, atomic_folder
+from contexture.data.visible import visible, visible_json
+from tests.helpers.buckets import BUCKET, Faults, Server
+
+SOME_FAULTS = Faults(refused=0.05, lost=0.02, cut=0.02, slow=0.05)
+
+
+@pytest.fixture
+def at(bucket_store: Server, request: pytest.FixtureRequest) -> Iterator[Address]:
+    """A folder of its own in the bucket."""
+    yield Address("gs", BUCKET, request.node.name)
+    bucket_store.faults = Faults()
+    bucket_store.honours_preconditions = True
+
+
+def as_another_process() -> None:
+    """From here on nothing of the bucket is known, as in a new process."""
+    for root in mirror._roots:
+        shutil.rmtree(root)
+    for known in (mirror._roots, mirror._known, mirror._wholes, mirror._looked, mirror._guards):
+        known.clear()
+
+
+def test_addresses_are_read_with_one_slash_or_two() -> None:
+    assert parse_address("gs://b/a/c/") == parse_address(Path("gs://b/a/c")) == ("gs", "b", "a/c")
+    assert str(Address("s3", "b", "x") / "y") == "s3://b/x/y"
+    assert parse_address("hdfs://b/a") is parse_address("b/gs:") is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 8, 9, 16, 20])
+def test_objects_are_fetched_whole_whatever_their_size(
+    at: Address, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket, "PIECE", 8)
+    value = bytes(range(size))
+    generation = bucket.write(at / "x", value)
+    assert bucket.download(at / "x", tmp_path / "x") == generation == bucket.read(at / "x").generation
+    assert (tmp_path / "x").read_bytes() == value
+    assert bucket.download(at / "nothing", tmp_path / "y") is None
+
+
+def test_a_range_is_what_lies_there_or_nothing(at: Address) -> None:
+    bucket.write(at / "x", b"abcdef")
+    assert bucket.read_range(at / "x", 1, 4).value == b"bcd"
+    assert bucket.read_range(at / "x", 4, 8).value is None
+    old = bucket.read(at / "x").generation
+    bucket.write(at / "x", b"another")
+    with pytest.raises(BucketError, match="was written to while it was read"):
+        bucket.read_range(at / "x", 0, 2, old)
+
+
+def winners(at: Address, writers: int) -> int:
+    """How many of so many threads create the same object, each by a value of its own."""
+    now, won = bucket.read(at), []
+    ready = threading.Barrier(writers)
+
+    def create(number: int) -> None:
+        ready.wait()
+        if bucket.swap(at, f"writer {number}".encode(), now.generation):
+            won.append(number)
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(writers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(won)
+
+
+@pytest.mark.parametrize("faults", [Faults(), Faults(refused=0.2, lost=0.2, cut=0.1)], ids=["sound", "faulty"])
+def test_one_of_six_writers_wins(at: Address, bucket_store: Server, faults: Faults) -> None:
+    bucket_store.faults = faults
+    for number in range(3):
+        assert winners(at / f"lock{number}", 6) == 1
+
+
+def test_a_store_without_preconditions_is_seen(at: Address, bucket_store: Server) -> None:
+    # Else the law above would pass on any store, by the luck of its races.
+    seen = bucket.read(at / "lock")
+    bucket_store.honours_preconditions = False
+    assert bucket.swap(at / "lock", b"first", seen.generation) and bucket.swap(at / "lock", b"second", seen.generation)
+    bucket_store.honours_preconditions = True
+    assert bucket.swap(at / "other", b"first", seen.generation)
+    assert bucket.swap(at / "other", b"second", seen.generation) is None
+
+
+def test_a_silent_store_is_an_error_within_the_limit(
+    at: Address, bucket_store: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONTEXTURE_BUCKET_SECONDS", "1")
+    bucket_store.faults = Faults(silent=True)
+    with pytest.raises(BucketError, match="does not answer within 1 s; check the network"):
+        bucket.read(at / "x")
+
+
+@pytest.mark.parametrize("faults", [Faults(), SOME_FAULTS], ids=["sound", "faulty"])
+def test_a_folder_is_the_same_in_the_next_process(at: Address, bucket_store: Server, faults: Faults) -> None:
+    bucket_store.faults = faults
+    rng = random.Random(3)
+    expected: dict[str, bytes] = {}
+    for _ in range(3):
+        folder = Path(mirror.local(str(at)))
+        assert {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()} == expected
+        for _ in range(12):
+            name = rng.choice(["a", "b/c", "b/d/e", "metrics.jsonl", "log.txt"])
+            file, content = folder / name, rng.randbytes(rng.randrange(40))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            match rng.choice(["write", "write", "add", "add", "remove", "move", "sync"]):
+                case "write":
+                    with atomic_file(file) as part:
+                        part.write_bytes(content)
+                case "add":
+                    with open(file, "ab") as opened:
+                        opened.write(content)
+                case "remove":
+                    file.unlink(missing_ok=True)
+                case "move" if file.exists():
+                    file.rename(file.with_name("moved"))
+                case _:
+                    mirror.sync(folder)
+        mirror.sync(folder)
+        expected = {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+        as_another_process()
+
+
+def test_what_is_added_to_metrics_is_written_as_a_part(at: Address, bucket_store: Server) -> None:
+    folder = Path(mirror.local(str(at / "run")))
+    folder.mkdir(parents=True)
+    for line in (b"1\n", b"2\n", b"3\n"):
+        with open(folder / "metrics.jsonl", "ab") as opened:
+            opened.write(line)
+        mirror.sync(folder)
+    names = bucket_store.names(f"{at.key}/run/")
+    assert [bucket_store.read(name) for name in names] == [b"1\n", b"2\n", b"3\n"]
+    # Rewritten as a whole, and its old parts are void, though a kill may have left them.
+    with atomic_file(folder / "metrics.jsonl") as part:
+        part.write_bytes(b"1\n")
+    left = Address(at.scheme, at.bucket, names[1])
+    bucket.write(left, b"2\n")
+    as_another_process()
+    assert Path(mirror.local(str(at / "run")), "metrics.jsonl").read_bytes() == b"1\n"
+
+
+def test_a_folder_appears_when_its_last_file_is_there(at: Address, bucket_store: Server) -> None:
+    folder = Path(mirror.local(str(at / "shards")))
+    with atomic_folder(folder) as part:
+        for name in ("tokens.bin", "index.json", "words.txt"):
+            (part / name).write_text(name, "utf-8")
+        assert not bucket_store.names(at.key)  # nothing while it is being written
+    assert len(bucket_store.names(at.key)) == 3
+
+
+def test_a_checkpoint_counts_once_it_is_committed(at: Address) -> None:
+    for step, names in {"10": ("meta/metadata", "state/x", "commit_success.txt"), "20": ("meta/metadata",)}.items():
+        for name in names:
+            bucket.write(at / f"run/checkpoints/{step}/{name}", b"x")
+    bucket.write(at / "run/run.json", b"{}")
+    folder = Path(mirror.local(str(at / "run"))) / "checkpoints"
+    assert [each.name for each in folder.iterdir()] == ["10"]
+    # The arrays stay in the bucket, where Orbax reads them.
+    assert not (folder / "10/state").exists() and mirror.arrays_at(folder / "10/state").startswith("gs://")
+    mirror.remove_uncommitted(folder)
+    assert not [name for name in bucket.keys(at / "run/checkpoints") if name.startswith("20/")]
+    bucket.delete([at / "run/checkpoints/10/commit_success.txt"])
+    mirror.look_again(folder)
+    mirror.refresh_steps(folder)
+    assert not list(folder.iterdir())
+
+
+def test_texts_that_go_out_name_the_address(at: Address) -> None:
+    path = mirror.local(str(at / "x"))
+    assert not path.startswith("gs:") and visible(f"see {path}/y") == f"see {at}/x/y"
+    assert visible_json(f'{{"dir": "{path}"}}') == f'{{"dir": "{at}/x"}}'
+    assert mirror.placed(f"{at}/x") == path and mirror.placed("a/b") == "a/b"

@@ -1,0 +1,116 @@
+"""Runs that live in a bucket: the same as on a disk, through kills, faults of the store, and several processes."""
+
+import json
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contexture.train.run.report import read_metrics
+from tests.helpers.buckets import BUCKET, Faults, Server
+from tests.helpers.commands import done, json_of, run_command
+from tests.helpers.jobs import finish, free_port, start_process
+from tests.helpers.long import long
+
+LEASE = {"CONTEXTURE_LEASE_SECONDS": "4"}
+
+
+@pytest.fixture
+def run(bucket_store: Server, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of a run of its own."""
+    yield f"gs://{BUCKET}/{request.node.originalname}-{random.randrange(1 << 30)}/run"
+    bucket_store.faults = Faults()
+
+
+def losses(store: Server, run: str) -> list[tuple[int, float]]:
+    """Each step and its loss, from the bucket itself."""
+    key = run.removeprefix(f"gs://{BUCKET}/")
+    records = [json.loads(line) for line in store.joined(f"{key}/metrics.jsonl").splitlines()]
+    return [(record["step"], record["loss"]) for record in records if record["split"] == "train"]
+
+
+def on_disk(folder: Path) -> list[tuple[int, float]]:
+    return [(r["step"], r["loss"]) for r in read_metrics(folder / "metrics.jsonl") if r["split"] == "train"]
+
+
+def objects(store: Server, run: str, below: str) -> list[str]:
+    key = f"{run.removeprefix(f'gs://{BUCKET}/')}/{below}"
+    return [name[len(key) :] for name in store.names(key)]
+
+
+def test_a_run_in_a_bucket_is_that_on_a_disk(run, bucket_store, tiny_words, tmp_path, capsys):
+    words = [*tiny_words, "--save.every", 3, "--save.max-to-keep", 2]
+    done(*words, "--steps", 6, "--dir", tmp_path / "disk")
+    done(*words, "--steps", 6, "--dir", run)
+    assert losses(bucket_store, run) == on_disk(tmp_path / "disk") != []
+    assert {name.partition("/")[0] for name in objects(bucket_store, run, "checkpoints/")} == {"3", "6"}
+    # Its settings name the bucket, and no folder of this machine.
+    record = bucket_store.read(f"{run.removeprefix(f'gs://{BUCKET}/')}/run.json").decode()
+    assert json.loads(record)["config"]["dir"] == run and "/contexture-" not in record
+    state = json_of("status", run)
+    assert (state["run"], state["state"], state["checkpoint"]) == (run, "done", 6)
+    # What reads a run reads it there, and writes there.
+    printed = json_of("evaluate", run)
+    assert printed["metrics"] == json_of("evaluate", tmp_path / "disk")["metrics"]
+    model, again = run.replace("/run", "/model"), run.replace("/run", "/again")
+    done("export", run, "hf", "--to", model)
+    done("import", "hf", model, "--to", again)
+    assert objects(bucket_store, again, "checkpoints/0/commit_success.txt") == [""]
+    capsys.readouterr()
+    assert run_command(capsys, *words, "--steps", 6, "--dir", again)[0] == 2  # imported: no training of its own
+
+
+def test_what_is_not_in_the_bucket_is_one_line(run, tiny_words, capsys):
+    code, line = run_command(capsys, "status", run)
+    assert code == 2 and f"{run} is not a run: it holds no run.json" in line
+    words = [*tiny_words, "--dir", run]
+    words[words.index("--data.path") + 1] = run.replace("/run", "/text")
+    code, line = run_command(capsys, *words)
+    assert code == 2 and f"{run.replace('/run', '/text')}: data.path names no such file or folder" in line
+
+
+def test_a_store_that_goes_silent_ends_a_command_in_one_line(run, bucket_store, capsys, monkeypatch):
+    monkeypatch.setenv("CONTEXTURE_BUCKET_SECONDS", "1")
+    bucket_store.faults = Faults(silent=True)
+    code, line = run_command(capsys, "status", run)
+    assert code == 1 and line.startswith(f"BucketError: {run}: the bucket's server does not answer within 1 s")
+    assert len(line.splitlines()) == 1
+
+
+@pytest.mark.long
+def test_faults_change_no_step(run, bucket_store, door, tiny_words, tiny_run):
+    bucket_store.faults = Faults(refused=0.05, lost=0.02, cut=0.02, slow=0.05, seconds=1)
+    finished = door(*tiny_words, "--dir", run)
+    assert finished.returncode == 0, finished.stderr
+    bucket_store.faults = Faults()
+    assert losses(bucket_store, run) == on_disk(tiny_run)
+
+
+@pytest.mark.parametrize("count", long(1, 2))
+def test_kills_at_any_moment_change_no_step(run, bucket_store, door, tiny_words, tiny_run, count):
+    """One process, or one of two, is killed at random moments, most of them in saves, until the run is done."""
+    rng, words = random.Random(count), [*tiny_words, "--save.every", 2]
+    for _ in range(10):
+        port, seen = free_port(), bucket_store.counts["POST"]
+        processes = (
+            [start_process(door, words, Path(run), port, number, count) for number in range(count)]
+            if count > 1
+            else [door(*words, "--dir", run, wait=False, env=LEASE)]
+        )
+        # After so many uploads: the start has some, each save tens.
+        upto = seen + rng.randrange(10, 260)
+        while bucket_store.counts["POST"] < upto and all(each.poll() is None for each in processes):
+            time.sleep(0.01)
+        processes[-1].send_signal(signal.SIGKILL)
+        codes = [code for code, _ in finish(processes)]
+        assert set(codes) <= {0, 1, 75, -9}, codes
+        if codes == [0] * count:
+            break
+    finished = door(*words, "--dir", run, env=LEASE)
+    assert finished.returncode == 0, finished.stderr
+    assert losses(bucket_store, run) == on_disk(tiny_run)
+    steps = {name.partition("/")[0] for name in objects(bucket_store, run, "checkpoints/")}
+    assert "40" in steps and all(f"{step}/commit_success.txt" in objects(bucket_store, run, "checkpoints/") for step in steps)

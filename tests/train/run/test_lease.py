@@ -1,0 +1,105 @@
+"""The lease of a run in a bucket: one holder, taken over when it is gone, and no writes of one that was away."""
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contexture.data import bucket, mirror
+from contexture.data.bucket import Address
+from contexture.train.errors import CheckpointError, ConfigError
+from contexture.train.run import lease
+from contexture.train.run.folder import holder_of, lock_folder, token
+from contexture.train.run.lease import Lease
+from tests.helpers.buckets import BUCKET, Faults, Server
+
+
+@pytest.fixture
+def run(bucket_store: Server, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in the bucket, and a lease that expires within seconds."""
+    for name, seconds in {"RENEW": 0.2, "EXPIRE": 2.0, "_LOOK": 0.1}.items():
+        monkeypatch.setattr(lease, name, seconds)
+    yield Path(mirror.local(f"gs://{BUCKET}/{request.node.name}/run"))
+    bucket_store.faults = Faults()
+
+
+def taken(folder: Path) -> Lease | None:
+    """The lease, unless another holds it."""
+    address = mirror.address_of(folder)
+    assert address is not None
+    try:
+        return Lease(folder, address)
+    except ConfigError:
+        return None
+
+
+def stop(held: Lease) -> None:
+    """The holder is gone, as after SIGKILL: it renews nothing, and gives nothing back."""
+    held._done.set()
+    held._thread.join()
+
+
+@pytest.mark.parametrize("faults", [Faults(), Faults(refused=0.1, lost=0.1)], ids=["sound", "faulty"])
+def test_one_of_six_gets_it_and_one_follows_it(run: Path, bucket_store: Server, faults: Faults) -> None:
+    bucket_store.faults = faults
+    for _ in range(2):  # at first, and after the holder was killed
+        held: list[Lease | None] = []
+        racers = [threading.Thread(target=lambda: held.append(taken(run))) for _ in range(6)]
+        for each in racers:
+            each.start()
+        for each in racers:
+            each.join()
+        winners = [each for each in held if each]
+        assert len(winners) == 1
+        stop(winners[0])
+
+
+def test_a_holder_is_named_and_keeps_the_run(run: Path) -> None:
+    with lock_folder(run) as held:
+        assert isinstance(held, Lease)
+        name, mark = holder_of(run), token(run)
+        assert re.fullmatch(r"process \d+ on .+", name) and len(mark) == 32
+        with pytest.raises(ConfigError, match=f"run is in use by {name}; wait for it"):
+            lock_folder(run)
+        time.sleep(1)
+        assert token(run) == mark  # the same while it is renewed
+    assert holder_of(run) == ""
+    start = time.monotonic()
+    lock_folder(run).close()  # given back: nobody watches it for EXPIRE seconds
+    assert time.monotonic() - start < lease.EXPIRE
+
+
+def test_a_holder_that_was_away_writes_nothing(run: Path, bucket_store: Server) -> None:
+    first = lock_folder(run)
+    assert isinstance(first, Lease)
+    run.mkdir(parents=True, exist_ok=True)
+    stop(first)  # suspended
+    second = taken(run)
+    assert second is not None
+    mirror.guard(run, first.check)  # the first wakes
+    first._renewed -= lease.EXPIRE
+    (run / "metrics.jsonl").write_text("of the first\n", "utf-8")
+    with pytest.raises(CheckpointError, match=r"was taken over by process .* while this process was away"):
+        mirror.sync(run)
+    with pytest.raises(CheckpointError):
+        mirror.push(run / "metrics.jsonl")
+    first.close()
+    assert not [name for name in bucket_store.names() if name.endswith("test_a_holder_that_was_away_writes_nothing/run/metrics.jsonl")]
+    second.close()
+
+
+def test_a_damaged_lease_can_be_taken(run: Path) -> None:
+    address = mirror.address_of(run)
+    assert isinstance(address, Address)
+    for content in (b"", b"\n", b"\xff\xfe", b"somebody"):
+        bucket.write(address / lease.NAME, content)
+        lock_folder(run).close()
+
+
+def test_a_training_in_s3_is_refused_in_one_line() -> None:
+    folder = Path(mirror.placed("s3://a-bucket/run"))
+    with pytest.raises(ConfigError, match="a training writes checkpoints by Orbax, which knows no s3://; give gs://"):
+        lock_folder(folder)
