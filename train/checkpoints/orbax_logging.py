@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-_LOGGERS = ("absl", "orbax", "asyncio", "gcsfs")
+_LOGGERS = ("absl", "orbax", "asyncio", "gcsfs", "google.auth")
 
 
 @contextlib.contextmanager

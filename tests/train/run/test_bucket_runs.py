@@ -50,7 +50,7 @@ def test_a_run_in_a_bucket_is_that_on_a_disk(run, bucket_store, tiny_words, tmp_
     # Its settings name the bucket, and no folder of this machine.
     record = bucket_store.read(f"{run.removeprefix(f'gs://{BUCKET}/')}/run.json").decode()
     assert json.loads(record)["config"]["dir"] == run and "/contexture-" not in record
-    state = json_of("status", run)
+    (state,) = json_of("status", run)["runs"]
     assert (state["run"], state["state"], state["checkpoint"]) == (run, "done", 6)
     # What reads a run reads it there, and writes there.
     printed = json_of("evaluate", run)
