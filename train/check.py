@@ -93,7 +93,7 @@ def _versions() -> list[Row]:
         own = metadata.metadata("contexture")
     except metadata.PackageNotFoundError:
         return [Row("versions", "missing", "contexture is not installed; pip install -e . in its folder")]
-    python, bounds = platform.python_version(), own.get("Requires-Python") or ""
+    python, bounds = platform.python_version(), own["Requires-Python"] if "Requires-Python" in own else ""
     fits = SpecifierSet(bounds).contains(python, prereleases=True)
     mend = "" if fits else f"; make an environment with Python {bounds}"
     rows = [Row("python", "ok" if fits else "missing", python + mend)]

@@ -100,6 +100,11 @@ def command(environment: dict[str, str], *words: object) -> str:
     return done.stdout
 
 
+def log_of(environment: dict[str, str]) -> str:
+    """The last lines of the node's log."""
+    return (Path(environment["SLURM_CONF"]).parent / "slurmd.log").read_text()[-2000:]
+
+
 def state_of(environment: dict[str, str], job: str) -> dict[str, str]:
     """What the controller says of a job: {"JobState": "RUNNING", "Restarts": "0", …}."""
     text = command(environment, "scontrol", "--oneliner", "show", "job", job)

@@ -23,14 +23,14 @@ LIMIT = 240
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory) -> Iterator[dict[str, str]]:
     with slurm.running(tmp_path_factory.mktemp("slurm")) as environment:
-        path = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-        yield {**environment, "PATH": path}
+        yield environment
 
 
 @pytest.fixture
 def around(cluster, environment) -> dict[str, str]:
     """What a job finds around it: the file's `contexture` is that of the tests."""
-    return {**environment(1), **cluster}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{cluster['PATH']}"
+    return {**environment(1), "SLURM_CONF": cluster["SLURM_CONF"], "PATH": path}
 
 
 def _wait(around: dict[str, str], job: str, log: Path, done) -> dict[str, str]:
@@ -57,11 +57,12 @@ def test_a_job_that_is_stopped_is_queued_again_and_is_the_same_run(around, door,
     _wait(env, job, log, lambda state: state["Restarts"] == "1" and state["JobState"] in ("PENDING", "RUNNING"))
     text = log.read_text()
     assert "saved step" in text, text
-    # The queue holds a job that was put back for two minutes.
+    # SLURM holds a job that was put back for two minutes, in which its node puts its first start away.
+    time.sleep(15)
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=env, check=False, timeout=60)
     state = _wait(env, job, log, lambda state: state["JobState"] in ("COMPLETED", "FAILED", "CANCELLED"))
     text = log.read_text()
-    assert state["JobState"] == "COMPLETED" and state["ExitCode"] == "0:0", text
+    assert state["JobState"] == "COMPLETED" and state["ExitCode"] == "0:0", f"{text}\n{slurm.log_of(env)}"
     assert "resuming from step" in text and "process 1 of 2 read" in text, text
     records = [r for r in read_metrics(folder / "metrics.jsonl") if r["split"] == "train"]
     assert [r["step"] for r in records] == list(range(1, 201))

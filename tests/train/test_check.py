@@ -4,6 +4,7 @@ import os
 import resource
 import socket
 import time
+from email.message import Message
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,15 @@ def _rows(folder: str = "", environ: dict[str, str] | None = None) -> dict[str, 
     return {
         row["check"]: (row["state"], row["found"]) for row in check_host(folder, {**CPU, **(environ or {})})["checks"]
     }
+
+
+def _metadata(python: str, *requirements: str) -> Message:
+    """What an installed package says of itself."""
+    own = Message()
+    own["Requires-Python"] = python
+    for line in requirements:
+        own["Requires-Dist"] = line
+    return own
 
 
 def test_a_host_that_has_all_is_fine(tmp_path):
@@ -80,13 +90,13 @@ def test_gpus_that_no_process_uses_are_missing(monkeypatch):
     ],
 )
 def test_a_package_that_does_not_fit_is_named_with_the_mend(monkeypatch, line, name, found):
-    own = SimpleNamespace(get=lambda name: ">=3.11", get_all=lambda name: [line])
+    own = _metadata(">=3.11", line)
     monkeypatch.setattr(metadata, "metadata", lambda name: own)
     assert _rows().get(name, ("missing", "")) == ("missing", found)
 
 
 def test_another_python_is_missing(monkeypatch):
-    own = SimpleNamespace(get=lambda name: ">=4", get_all=lambda name: None)
+    own = _metadata(">=4")
     monkeypatch.setattr(metadata, "metadata", lambda name: own)
     assert _rows()["python"][1].endswith("; make an environment with Python >=4")
 

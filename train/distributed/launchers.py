@@ -12,7 +12,7 @@ import glob
 import logging
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
 _GPUS = "/dev/nvidia[0-9]*"
@@ -120,7 +120,7 @@ def _list(start: int, stop: int) -> str:
     return ",".join(map(str, range(start, stop)))
 
 
-def detection(environ: Mapping[str, str]) -> dict[str, str]:
+def detection(environ: Mapping[str, str]) -> dict[str, Any]:
     """Returns arguments of jax.distributed.initialize: how it looks for the job. Warns of idle GPUs."""
     warn_of_idle_gpus(environ)
     # In a pod whose variables describe the job jax need not ask the cluster. It would do so all the same, for the
