@@ -313,6 +313,14 @@ COMMANDS: dict[str, Command] = {
             "contexture plan bert.base --task.kind classify --topology t4",
         ),
     ),
+    "check": Command(
+        group="Look before you train",
+        summary="Test a host: devices, folder, port, clock",
+        run="training_commands.check_command",
+        request="CheckRequest",
+        usage="[options]",
+        examples=("contexture check --dir runs/mine", "srun contexture check --dir /shared/runs/mine --json"),
+    ),
     "tokenizer": Command(
         group="Set up",
         summary="Learn a vocabulary from text",

@@ -14,7 +14,7 @@ from contexture.cli.output import Result, StreamingResult, TwofoldResult, fit_co
 from contexture.cli.parse import option_names, parse
 from contexture.cli.settings_file import read_settings, with_settings
 from contexture.option_scope import check_effects
-from contexture.requests import FinetuneRequest, NoOptions, PlanRequest, PrepareRequest, TokenizerRequest
+from contexture.requests import CheckRequest, FinetuneRequest, NoOptions, PlanRequest, PrepareRequest, TokenizerRequest
 from contexture.table_files import check_table, write_table
 from contexture.train.errors import ConfigError
 from contexture.train.run.signals import NOTHING_WRITTEN, Signals
@@ -93,6 +93,19 @@ def show_command(argv: list[str]) -> Result:
     table = [{"path": path_of(k), "dims": dims_of(path_of(k)), "shape": list(x.shape)} for k, x in leaves]
     total = {"parameters": count(shapes), "backbone": count(shapes["backbone"])}
     return {"what": name, "config": to_json(run), **total, "table": table}
+
+
+def check_command(argv: list[str]) -> TwofoldResult:
+    """Says what this host has and lacks for a run, in one table; exit code 1 where something is missing."""
+    request = parse(CheckRequest, argv, "check")
+    import os
+
+    from contexture.train.check import check_host
+
+    with Signals("stopped, nothing was left behind"):
+        result = check_host(request.dir, os.environ)
+    shown = {name: value for name, value in result.items() if name != "ok"}
+    return TwofoldResult(json=dict(result), shown=shown, code=0 if result["ok"] else 1)
 
 
 def plan_command(argv: list[str]) -> StreamingResult:

@@ -18,6 +18,7 @@ from contexture.requests.queries import (
     ScoreRequest,
 )
 from contexture.requests.training import (
+    CheckRequest,
     CompletionRequest,
     FinetuneRequest,
     NoOptions,
@@ -32,6 +33,7 @@ from contexture.train.evaluation.request import several
 
 __all__ = [
     "AttentionRequest",
+    "CheckRequest",
     "CompareRequest",
     "CompletionRequest",
     "EmbeddingRequest",

@@ -14,6 +14,14 @@ class NoOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckRequest:
+    """What a host lacks before a run begins. Run it on each host of a job, as the run itself is started."""
+
+    dir: Annotated[str, DIR] = ""
+    """The folder that the run will be written to, as every host sees it: a file is written there, and deleted."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompletionRequest:
     """A script that completes words in a shell."""
 

@@ -37,6 +37,7 @@ MISTAKES = {
     "sentencepiece-unigram, sentencepiece-bpe, words (did you mean wordpiece?)",
     "generate gpt": "give --prompt TEXT, or --input FILE with a prompt in each line",
     "plan bert.tiny": "plan needs the devices: --topology v5e:4x4",
+    "check --dirr new": "check: unrecognised option --dirr (did you mean --dir?); --help lists what it takes",
     "recipes --jsno": "recipes: unrecognised option --jsno; --help lists what it takes",
     "completion tcsh": "SHELL is 'tcsh', not one of bash, zsh, fish",
     "status": "status needs runs: contexture status RUN …",

@@ -31,7 +31,7 @@ import jax
 
 from contexture.data.errors import DataError
 from contexture.data.visible import visible
-from contexture.train.distributed import native_aborts
+from contexture.train.distributed import launchers, native_aborts
 from contexture.train.errors import ConfigError, Diverged, ProcessLost
 from contexture.train.run.exit_codes import exit_of
 from contexture.train.run.signals import Interrupted
@@ -114,8 +114,6 @@ def initialize(config: MeshConfig) -> None:
     address = os.environ.get("JAX_COORDINATOR_ADDRESS", "")
     # Signals are answered here until training begins; jax's handler takes over then (train.run.signals).
     jax.config.update("jax_enable_preemption_service", False)
-    # jax aborts when it finds a dead process: it gets four times the limit, so that the watching thread finds it first.
-    patience = int(config.peer_minutes * 60) * 4 + 60
     waiting = threading.Timer(_QUIET_START, _say_waiting, (number, count, address, config))
     waiting.daemon = True
     waiting.start()
@@ -128,10 +126,12 @@ def initialize(config: MeshConfig) -> None:
                 num_processes=int(count) if count else None,
                 process_id=int(number) if number else None,
                 initialization_timeout=seconds + 3,
-                heartbeat_timeout_seconds=patience,
+                # jax aborts at a dead process: in four times the limit, so that the watching thread finds it first
+                heartbeat_timeout_seconds=int(config.peer_minutes * 60) * 4 + 60,
                 shutdown_timeout_seconds=max(int(config.peer_minutes * 60), 10),
                 # jax alone would listen on every interface
                 coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or address or None,
+                **launchers.detection(os.environ),
             )
     except (ValueError, RuntimeError) as error:
         if "DEADLINE" in str(error):
