@@ -4,6 +4,7 @@ import os
 import sys
 
 from contexture.train.checkpoints.orbax_logging import silence_orbax
+from contexture.train.run.goodput import from_process_start
 from contexture.train.run.limits import check_limits
 from contexture.train.run.signals import end_at_once
 
@@ -18,6 +19,7 @@ def main() -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
     end_at_once()
+    from_process_start()
     _keep_compiled_programs()
     silence_orbax()
     from contexture.cli.main import main

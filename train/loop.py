@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from contexture.train.run import folder as directories
 from contexture.train.run import notice
 from contexture.train.run.console import logged_to
 from contexture.train.run.folder import steps
+from contexture.train.run.goodput import Goodput
 from contexture.train.run.limits import check_limits
 from contexture.train.run.plots import LiveLossFigure
 from contexture.train.run.report import Report
@@ -64,7 +64,7 @@ def train(run: Run, recipe: Run, signals: Signals, features: Path | None = None)
     if not run.dir:
         raise ConfigError("dir is empty; say where the run shall live: --dir RUN")
     check_no_address(run.dir)
-    folder = Path(run.dir)
+    folder, goodput = Path(run.dir), Goodput()
     run = run_file.with_absolute_paths(run)
     # Cheap checks first: nothing is written yet, and native code would answer a low limit with an abort.
     signals.check()
@@ -74,7 +74,7 @@ def train(run: Run, recipe: Run, signals: Signals, features: Path | None = None)
     # All later work lies inside: an error in one process of a job ends all of them with the same line.
     with notice.listening(), processes.joined(run.mesh, lambda: steps(folder / "checkpoints")):
         try:
-            _train(run, recipe, folder, signals, features)
+            _train(run, recipe, folder, signals, features, goodput)
         # A full or unmounted disk. Files are written whole or not at all, so what is there can be resumed from.
         except OSError as error:
             raise CheckpointError(
@@ -83,8 +83,7 @@ def train(run: Run, recipe: Run, signals: Signals, features: Path | None = None)
     return folder
 
 
-def _train(run: Run, recipe: Run, folder: Path, signals: Signals, features: Path | None) -> None:
-    start_time = time.monotonic()
+def _train(run: Run, recipe: Run, folder: Path, signals: Signals, features: Path | None, goodput: Goodput) -> None:
     mesh = meshes.build(run.mesh)
     # A step is one program of all processes: other settings or versions in one of them would hang it in a collective.
     agree_on_run(run)
@@ -92,9 +91,11 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals, features: Path
     with ExitStack() as stack:
         stack.enter_context(meshes.use(mesh, run.model.dtype))
         run = _claim_folder(run, folder, mesh, stack)
-        report = _open_report(run, folder, signals, stack)
+        report = _open_report(run, folder, signals, goodput, stack)
         session = _begin(run, recipe, folder, mesh, report, signals, features, stack)
         stack.callback(session.profile.close)
+        # Start-up ends here. Steps, data, evaluations and saves are counted within.
+        stack.enter_context(goodput.part("other"))
         with session.watchdog:
             _run_steps(session)
             session.close()
@@ -105,7 +106,8 @@ def _train(run: Run, recipe: Run, folder: Path, signals: Signals, features: Path
         report.complete()
         if report.speaks:
             session.figure.draw()
-            log_end(session.parts, folder, session.start, session.done, start_time, session.best)
+            report.record([goodput.record(session.done)], session.done)
+            log_end(session.parts, folder, session.start, session.done, goodput, session.best)
 
 
 def _claim_folder(run: Run, folder: Path, mesh: Mesh, stack: ExitStack) -> Run:
@@ -131,7 +133,7 @@ def _claim_folder(run: Run, folder: Path, mesh: Mesh, stack: ExitStack) -> Run:
     return run
 
 
-def _open_report(run: Run, folder: Path, signals: Signals, stack: ExitStack) -> Report:
+def _open_report(run: Run, folder: Path, signals: Signals, goodput: Goodput, stack: ExitStack) -> Report:
     speaks = jax.process_index() == 0
     # Trackers talk to the network: one process of a job does it, and only if the user named some.
     trackers = Trackers(run, folder, signals.check) if speaks and run.log.to else None
@@ -142,9 +144,15 @@ def _open_report(run: Run, folder: Path, signals: Signals, stack: ExitStack) -> 
         tensorboard=run.log.tensorboard,
         trackers=trackers,
         metric=run.evaluate.metric,
+        goodput=goodput,
     )
-    # Logging to log.txt begins only now: the folder is this run's alone since it was locked.
-    stack.enter_context(logged_to(report.console, dated=True, file=folder / directories.LOG if speaks else None))
+    # Logging to files begins only now: the folder is this run's alone since it was locked, and all processes see it.
+    log = folder / directories.log_file(jax.process_index())
+    stack.enter_context(logged_to(report.console, dated=True, file=log))
+    if jax.process_count() > 1:
+        logger.info(processes.describe_process())
+    # The line with which a process ends because another is gone comes from a thread, behind the back of the above.
+    processes.keep_last_line(log)
     stack.callback(report.close)
     return report
 
@@ -211,18 +219,21 @@ def _run_steps(session: Session) -> None:
     step = train_step(session.parts.model, session.parts.objective, run, mesh, batches.fields)
     # The evaluation that a signal cut short, or the first measure of a model that is trained further.
     session.begin()
+    goodput = session.report.goodput
     # Batches are a function of the step number, so a resumed run reads on from `start` and replays nothing.
-    with iterate(
+    reading = iterate(
         batches, session.start, session.end, lambda number: meshes.local_rows(mesh, batch_size_at(number))
-    ) as stream:
-        for number, local in session.meter.timed(stream):
+    )
+    with goodput.part("steps"), reading as stream:
+        for number, local in session.meter.timed(stream, goodput):
             session.meter.counted(number, local)
             batch = meshes.shard_batch(mesh, local, batches.fields, batch_size_at(number))
             # The call returns at once: the device works while the host reads on. Only for a batch of a new size or
             # length is it compiled first.
             session.profile.before(number + 1, session.state)
-            with contextlib.nullcontext() if step.is_compiled_for(batch) else session.report.compiling():
+            with contextlib.nullcontext() if step.is_compiled_for(batch) else session.compiling():
                 session.state, metrics = step(session.state, batch, settings)
-            session.profile.after(number + 1, session.state)
+            with goodput.part("other"):
+                session.profile.after(number + 1, session.state)
             if session.after_step(metrics):
                 break

@@ -1,7 +1,9 @@
 """A training in progress: logging, evaluating, saving and stopping between its steps."""
 
+import contextlib
 import dataclasses
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, TypedDict
@@ -44,6 +46,7 @@ class Session:
         start: the step that it begins with
         unevaluated: whether the run was stopped before or in the evaluation of that step
         done: the steps that are complete
+        logged: the newest step whose figures are recorded
     """
 
     parts: TrainingSetup
@@ -59,7 +62,7 @@ class Session:
 
     def __post_init__(self) -> None:
         run, mesh, batches = self.parts.run, self.parts.mesh, self.parts.batches
-        self.start = self.done = int(self.state.step)
+        self.start = self.done = self.logged = int(self.state.step)
         self.evaluation = evaluation_step(self.parts.model, self.parts.objective, mesh)
         # A task's batches know their size beforehand; those of a pretraining are counted as they come.
         size_at = batches.size_at if isinstance(batches, TaskBatches) else None
@@ -91,6 +94,14 @@ class Session:
         if not self.start and run.task.kind == "off" and run.init.run and not run.init.random:
             if self._measure() is None:
                 self._leave(self.signals.state)
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Within this block the training step is compiled."""
+        with self.report.compiling(), self.report.goodput.part("compiling"):
+            yield
+        # A process that is killed before its first figures has compiled all the same.
+        self._record_goodput()
 
     def after_step(self, metrics: Metrics) -> bool:
         """Logs, evaluates and saves as the step requires, and returns whether training is over.
@@ -127,7 +138,8 @@ class Session:
             self._save(evaluated, last)
         if stop:
             # The write goes on in the background; only when it is on disk may the message below promise the step.
-            self.checkpoints.wait()
+            with self.report.goodput.part("saving"):
+                self.checkpoints.wait()
             self.report.release(self.done)
             self._leave(f"saved step {self.done} in {run.dir}; the same command resumes from there")
         return last
@@ -135,9 +147,10 @@ class Session:
     def close(self) -> None:
         """Waits until all is on disk."""
         # The last checkpoint before the last records: a kill in between repeats steps and loses none.
-        self.checkpoints.wait()
-        self.report.release(self.parts.run.steps)
-        self.checkpoints.close()
+        with self.report.goodput.part("saving"):
+            self.checkpoints.wait()
+            self.report.release(self.parts.run.steps)
+            self.checkpoints.close()
         # Shows that each process reads its own share of the data and no more.
         if jax.process_count() > 1:
             examples_before = self.parts.run.data.examples_before
@@ -151,7 +164,10 @@ class Session:
         del self.pending[: len(ready)]
         # It decides on divergence only; metrics.jsonl keeps `skipped`, the sum.
         in_row = [record.pop("skipped_in_row") for record in records]
-        self.report.record(records, self.checkpoints.finished)
+        # The totals of the clock follow the steps that they include.
+        self.logged = records[-1]["step"] if records else self.logged
+        totals = [self.report.goodput.record(self.logged)] if records else []
+        self.report.record([*records, *totals], self.checkpoints.finished)
         for record, skipped in zip(records, in_row, strict=True):
             if skipped >= self.parts.run.optim.max_skipped:
                 raise Diverged(self._diverged(record["step"]))
@@ -174,7 +190,8 @@ class Session:
         try:
             # Once for all batches: adapters are merged and, on one CPU, each layer gets arrays of its own, which its
             # program would otherwise copy out of the stack for every batch.
-            with self.report.evaluating(), self.meter.pausing("evaluation"):
+            pausing = self.meter.pausing("evaluation")
+            with self.report.evaluating(), pausing, self.report.goodput.part("evaluating"):
                 params = unstack_layers(merged(self.state.params, parts.run.optim), parts.run.model)
                 metrics, _ = evaluate(
                     self.evaluation,
@@ -187,7 +204,7 @@ class Session:
         except Interrupted:
             return None
         record = {"step": self.done, "split": "dev", **metrics, **parts.baseline}
-        self.report.record([record], self.checkpoints.finished)
+        self.report.record([record, self.report.goodput.record(self.logged)], self.checkpoints.finished)
         return metrics
 
     def _evaluate(self) -> Evaluated | None:
@@ -206,7 +223,7 @@ class Session:
         kept = {name: value for name, value in evaluated.items() if name != "held_out_loss"}
         best, lines = dataclasses.asdict(self.best), run.data.examples_before(self.done)
         # After `wait` the previous checkpoint is on disk: its records are written, and none is held for two intervals.
-        with self.meter.pausing("save"):
+        with self.meter.pausing("save"), self.report.goodput.part("saving"):
             self.checkpoints.wait()
             self.watchdog.moved()
             self.watchdog.state = self._saved()
@@ -216,7 +233,11 @@ class Session:
             if self.report.speaks:
                 self.figure.update()
 
+    def _record_goodput(self) -> None:
+        self.report.record([self.report.goodput.record(self.logged)], self.checkpoints.finished)
+
     def _leave(self, state: str) -> NoReturn:
+        self._record_goodput()
         stopped = Interrupted(self.signals.stop(), state)
         processes.finished(stopped.code)  # all processes leave here, so none is missed
         raise stopped

@@ -22,6 +22,7 @@ from contexture.train.metric_directions import Best, rank
 from contexture.train.objectives import batch_fields, batch_sizes
 from contexture.train.optim.lora import ADAPTERS, describe_parameters
 from contexture.train.run.folder import as_option
+from contexture.train.run.goodput import Goodput, describe_goodput
 from contexture.train.run.progress import duration, figures_of
 from contexture.train.run.report import Report, read_metrics
 from contexture.train.run.throughput import unknown_peak
@@ -99,21 +100,22 @@ def _rate_note(run: Run, recipe: Run) -> str:
     )
 
 
-def log_end(parts: TrainingSetup, folder: Path, first: int, done: int, start: float, best: Best) -> None:
-    """Logs how the run ended: steps and time of this start, held-out figures against a guess, the files, what next.
+def log_end(parts: TrainingSetup, folder: Path, first: int, done: int, goodput: Goodput, best: Best) -> None:
+    """Logs how the run ended: steps and time of this start, goodput, held-out figures against a guess, what next.
 
     Args:
         parts: what the run trained with.
         folder: the run's folder.
         first: the step that this start began at.
         done: the step that it ended with.
-        start: when it began, in seconds as `time.monotonic` counts them.
+        goodput: the clock of this start, with the totals of all.
         best: the best evaluation so far.
     """
     run = parts.run
     early = f", stopped early: no better {run.evaluate.metric} since step {best.step}" if done < run.steps else ""
     before = f" ({first} were done before)" if first else ""
-    logger.info(f"done: {done} steps in {duration(time.monotonic() - start)}{before}{early}")
+    logger.info(f"done: {done} steps in {duration(time.monotonic() - goodput.began)}{before}{early}")
+    logger.info(describe_goodput(goodput.record(done)))
     # From the file and not from memory: it has the evaluations of all starts of this run.
     held = [record for record in read_metrics(folder / "metrics.jsonl") if record["split"] == "dev"]
     if held:

@@ -102,7 +102,8 @@ def test_the_same_task_keeps_its_head_and_another_drops_it(capsys, words, task_r
 def test_class_weights_change_the_loss_and_not_what_is_counted(words, tmp_path):
     for name, weights in (("plain", []), ("weighted", ["--task.class-weights", "balanced"])):
         assert finetune([*words(), *weights, "--init.random"], tmp_path / name, "--steps", 1) == 0
-    first = [next(read_metrics(tmp_path / name / "metrics.jsonl")) for name in ("plain", "weighted")]
+    read = [read_metrics(tmp_path / name / "metrics.jsonl") for name in ("plain", "weighted")]
+    first = [next(record for record in records if record["split"] == "train") for records in read]
     assert first[0]["accuracy"] == first[1]["accuracy"]
     assert_differs(first[0]["loss"], first[1]["loss"], 1e-4)
 

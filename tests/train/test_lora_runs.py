@@ -106,7 +106,7 @@ def test_a_run_that_was_stopped_is_the_whole_run(lora_task, task_words, tmp_path
     assert code == 2 and "optim.lora-rank" in err
     done(*words, "--dir", folder)
     assert "resuming from step 50" in capsys.readouterr().err
-    assert list(read_metrics(folder / "metrics.jsonl"))[-1]["loss"] == held_out(lora_task)[-1]["loss"]
+    assert held_out(folder)[-1]["loss"] == held_out(lora_task)[-1]["loss"]
     assert all(np.array_equal(x, stored(folder)[path]) for path, x in stored(lora_task).items())
 
 

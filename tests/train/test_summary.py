@@ -13,6 +13,7 @@ from contexture.data.config import TaskConfig
 from contexture.models.config import BertConfig
 from contexture.train.metric_directions import Best
 from contexture.train.run.folder import as_option
+from contexture.train.run.goodput import Goodput
 from contexture.train.settings.run import Run
 from contexture.train.settings.run_file import difference
 from contexture.train.settings.sections import OptimConfig
@@ -28,7 +29,7 @@ def test_a_best_step_whose_checkpoint_was_not_saved_is_reported_as_such(tmp_path
         (tmp_path / "checkpoints" / "2").mkdir(parents=True)
     parts: Any = SimpleNamespace(run=Run(steps=4))
     with logged() as messages:
-        log_end(parts, tmp_path, 0, 4, 0.0, Best(rank=0.5, step=2))
+        log_end(parts, tmp_path, 0, 4, Goodput(), Best(rank=0.5, step=2))
     (line,) = (message for message in messages if " of 2 evaluations: at step 2" in message)
     assert ("there is no checkpoint of it: --evaluate.patience saves at each" in line) != kept
 
@@ -49,7 +50,7 @@ def test_a_run_that_is_no_better_than_one_answer_to_all_says_so(tmp_path: Path, 
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     parts: Any = SimpleNamespace(run=Run(steps=4))
     with logged() as messages:
-        log_end(parts, tmp_path, 0, 4, 0.0, Best())
+        log_end(parts, tmp_path, 0, 4, Goodput(), Best())
     warned = [message for message in messages if "no evaluation was better than" in message]
     assert len(warned) == bool(said) and (not said or (said in warned[0] and "--optim.peak-lr than" in warned[0]))
 

@@ -12,6 +12,7 @@ from contexture.train.checkpoints.meta import read_meta
 from contexture.train.errors import CheckpointError
 from contexture.train.metric_directions import Best, rank
 from contexture.train.run.folder import holder_of, steps
+from contexture.train.run.goodput import SPLIT, describe_goodput
 from contexture.train.run.progress import duration
 from contexture.train.run.report import Record, parse_record
 from contexture.train.settings.run_file import read
@@ -26,6 +27,8 @@ class RunStatus(TypedDict):
     state: training, done, stopped (the same command resumes it), imported, or slimmed (it cannot be resumed). A run
     that ended by its patience is done, and stopped_early. step and loss come from the newest line of metrics.jsonl;
     best is the best `metric` (evaluate.metric) up to the newest checkpoint. Losses are in nats, times in seconds.
+    goodput: the newest record of the split goodput, without step and split: the share of the wall time of all starts
+    that went into steps that were kept, and the seconds of each part.
     """
 
     run: str
@@ -47,6 +50,7 @@ class RunStatus(TypedDict):
     best_step: int | None
     checkpoint: int | None
     checkpoint_seconds: float | None
+    goodput: dict[str, float] | None
 
 
 def status(folder: Path) -> RunStatus:
@@ -58,10 +62,11 @@ def status(folder: Path) -> RunStatus:
     newest: dict[str, Record] = {}
     for line in _from_the_end(metrics):
         newest.setdefault(str(line["split"]), line)
-        # One of training and one held out: the rest of the file is not read.
-        if len(newest) == 2:
+        # One of training and one held out: the rest of the file is not read. Totals of goodput follow both.
+        if {"train", "dev"} <= newest.keys():
             break
     train, held = newest.get("train", {}), newest.get("dev", {})
+    totals = newest.get(SPLIT)
     saved = steps(folder / "checkpoints")
     # An imported run has no metrics, and a file may be lost: then the newest checkpoint tells the step.
     step = max([train.get("step", 0), *saved])
@@ -96,6 +101,7 @@ def status(folder: Path) -> RunStatus:
         "best_step": None if best.rank is None else best.step,
         "checkpoint": saved[-1] if saved else None,
         "checkpoint_seconds": _age(folder / "checkpoints" / str(saved[-1])) if saved else None,
+        "goodput": {name: x for name, x in totals.items() if name not in ("step", "split")} if totals else None,
     }
 
 
@@ -108,13 +114,13 @@ def _best(folder: Path, step: int) -> Best:
 
 
 def describe_status(now: RunStatus) -> str:
-    """Returns the state of a run as three lines for people, of at most 60 columns plus names."""
+    """Returns the state of a run as a few lines for people, of at most 80 columns plus names."""
     # What is unknown is left out: an imported run has no length, a damaged one no losses.
     step = f"step {now['step']:,}" + (f" of {now['steps']:,}" if now["steps"] else "")
     if now["steps"]:
         step += f" ({now['step'] / now['steps']:.0%})"
     early = " (stopped early)" if now["stopped_early"] else ""
-    # Line 1 says what it is, line 2 how far it is, line 3 how good; then the checkpoint.
+    # Line 1 says what it is, line 2 how far it is, line 3 how good; then checkpoint and goodput.
     lines = [f"{now['run']}: {now['what']}", f"  {now['state']}{early}, {step}"]
     if now["process"]:
         lines[-1] += f"; {now['process']}"
@@ -138,6 +144,8 @@ def describe_status(now: RunStatus) -> str:
         lines.append(f"  last checkpoint: step {now['checkpoint']:,}, {duration(now['checkpoint_seconds'])} ago")
     elif now["checkpoint"] is None:
         lines.append("  no checkpoint yet")
+    if now["goodput"] is not None:
+        lines.append("  " + describe_goodput(now["goodput"], most=2))
     return "\n".join(lines) + "\n"
 
 

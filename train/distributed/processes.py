@@ -25,6 +25,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -38,6 +39,8 @@ from contexture.train.run.signals import Interrupted
 from contexture.train.settings.sections import MeshConfig
 
 T = TypeVar("T")
+_LOG_SECONDS = 5.0
+"""Seconds that the last line may take to be written to a log, before the process ends without."""
 _QUIET_START = 10.0
 """Seconds of waiting for the others before a line is printed."""
 
@@ -58,6 +61,8 @@ class _Job:
     suspicious = False
     """Whether the main thread has met an error that another process may have caused."""
     finished = False
+    log: Path | None = None
+    """The file that gets the line with which the process ends; None: none."""
     exit_code = 0
     rounds = itertools.count()
     contact = 0.0
@@ -185,11 +190,39 @@ def _end(code: int, line: str) -> NoReturn:
     """Ends this process now. The interpreter's usual exit would wait for processes that are gone."""
     # Main thread and watching thread may both want to end the process: the first one prints its line.
     if _ending.acquire(blocking=False):
+        text = " ".join(visible(line).split())
         with contextlib.suppress(Exception):
-            print(" ".join(visible(line).split()), file=sys.stderr, flush=True)
+            print(text, file=sys.stderr, flush=True)
+        with contextlib.suppress(Exception):
+            _keep(text, code)
         os._exit(code)
     time.sleep(60)  # the other thread is ending the process
     os._exit(code)
+
+
+def _keep(text: str, code: int) -> None:
+    """Adds the last line to the log of this process."""
+    if _job.log is None:
+        return
+    # The folder's disk may be what hangs: the process ends all the same.
+    limit = threading.Timer(_LOG_SECONDS, os._exit, (code,))
+    limit.daemon = True
+    limit.start()
+    with _job.log.open("a", encoding="utf-8") as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+    limit.cancel()
+
+
+def keep_last_line(file: Path) -> None:
+    """Has the line with which this process ends added to its log, also where a thread or native code ends it."""
+    _job.log = file
+
+
+def describe_process() -> str:
+    """Returns the number of this process, its machine and its devices: "process 1 of 2: node7, pid 4711, cpu 4 5"."""
+    devices = " ".join(str(device.id) for device in jax.local_devices())
+    kind = jax.local_devices()[0].device_kind
+    return f"process {_me()} of {_count()}: {platform.node()}, pid {os.getpid()}, {kind} {devices}"
 
 
 _ending = threading.Lock()
@@ -315,6 +348,7 @@ def joined(config: MeshConfig, saved_steps: Callable[[], list[int]] = list) -> I
             time.sleep(4 * _interval() + 2)
         # All end with the same exit code, so that a scheduler sees one outcome whichever process it asks.
         code, line = exit_of(error)
+        _job.log = None  # it has this line already, from the block that the error left (run.console.logged_to)
         _end_all(code, line, line if isinstance(error, _InAll) else f"{_name(_me())}: {line}")
 
 

@@ -51,9 +51,11 @@ def lock_run_dir(directory: Path) -> IO[str] | Lease:
     # nothing is trained among them.
     if directory.is_dir() and not (directory / "run.json").exists():
         present = [entry.name for entry in directory.iterdir()]
-        # log.txt and inputs are written before run.json; partial files are what a kill leaves.
+        # Logs and inputs are written before run.json; partial files are what a kill leaves.
         others = sorted(
-            name for name in present if name not in ("lock", LOG, INPUTS) and partial_of(name) not in _WRITTEN
+            name
+            for name in present
+            if name not in ("lock", INPUTS) and not _LOGS.fullmatch(name) and partial_of(name) not in _WRITTEN
         )
         # A file that is called lock, but that no run has written.
         if (directory / "lock").is_file() and not _is_lock(directory / "lock"):
@@ -158,12 +160,19 @@ def versions() -> dict[str, str]:
     return versions
 
 
+def log_file(process: int) -> str:
+    """Returns the log of a run's folder that a process of its job writes: log.txt, or log.N.txt of process N > 0."""
+    return f"log.{process}.txt" if process else LOG
+
+
 _GLANCE = 0.1
 """Seconds before a lock is tried a second time: `holder_of` may have held it just then."""
 INPUTS = "inputs"
 """The folder of a run for examples that were given in Python; written before the run starts."""
 LOG = "log.txt"
 """The log of a training, over all its starts."""
+_LOGS = re.compile(r"log(\.[1-9][0-9]*)?\.txt")
+"""The logs of all processes of a job: `log_file`."""
 _OF_A_RUN = [
     "tokenizer",
     "data",

@@ -21,13 +21,14 @@ from rich.console import Console
 from contexture.data.storage import atomic_file, move_aside
 from contexture.train.loggers.trackers import Trackers
 from contexture.train.run.console import console, print_table
+from contexture.train.run.goodput import SPLIT, Earlier, Goodput
 from contexture.train.run.progress import ProgressDisplay
 
 logger = logging.getLogger(__name__)
 Figure: TypeAlias = int | float | str | None
 """A number as JSON holds it; None for one that is not finite."""
 Record: TypeAlias = dict[str, Any]
-"""A line of metrics.jsonl: `step` (int), `split` (train or dev), and figures by name (float, int or None)."""
+"""A line of metrics.jsonl: `step` (int), `split` (train, dev or goodput), and figures by name (float, int or None)."""
 _TENSORBOARD = "contexture.train.loggers.tensorboard"
 
 
@@ -84,6 +85,7 @@ class Report:
         tensorboard: bool,
         trackers: Trackers | None = None,
         metric: str = "loss",
+        goodput: Goodput | None = None,
     ) -> None:
         """Opens nothing yet: `start` does, once the step to resume from is known.
 
@@ -94,7 +96,9 @@ class Report:
             tensorboard: whether to write TensorBoard events.
             trackers: the experiment trackers that the user named.
             metric: decides the best checkpoint, and is shown with each evaluation.
+            goodput: the clock of this start; None: one that begins now.
         """
+        self.goodput = goodput or Goodput()
         self.directory, self.steps, self.speaks, self.metric = directory, steps, speaks, metric
         self.path = directory / "metrics.jsonl"
         self.console = console() if speaks else Console(quiet=True)
@@ -128,7 +132,7 @@ class Report:
         self._started, self._interval = step, interval
         if not self.speaks:
             return
-        seen, lost = 0, False
+        seen, lost, earlier = 0, False, Earlier(step)
         # A kill between the record of an evaluation and the checkpoint's note of it would else put it there twice.
         again = None if evaluated else (step, "dev")
         # Rewritten as a whole under a temporary name: a kill leaves the old file or the new one.
@@ -138,12 +142,18 @@ class Report:
                     record = parse_record(line)
                     if record is None:
                         lost = lost or line.endswith(b"\n")  # a last line without its end was torn by a kill
+                        continue
+                    earlier.add(record)
                     # Kept: a record of steps that are not done again. With step 0 everything is.
-                    elif step and record["step"] <= step and (record["step"], record["split"]) != again:
+                    if step and record["step"] <= step and (record["step"], record["split"]) != again:
                         file.write(json.dumps(record) + "\n")
                         seen += record["split"] == "train"
                     else:
                         lost = lost or record["step"] > step + interval
+                # The time of the steps that are cut off, and of what was done around them, stays in the totals.
+                self.goodput.take_over(earlier)
+                if earlier.starts:
+                    file.write(json.dumps(self.goodput.record(step)) + "\n")
             # Before the new file takes the name: nothing that cannot be explained by a kill is deleted.
             if lost and (aside := move_aside(self.directory, [self.path.name], "earlier")):
                 logger.warning(f"{self.path} has damaged lines, or steps beyond step {step}; kept it in {aside}")
@@ -156,7 +166,9 @@ class Report:
             threading.Thread(target=importlib.import_module, args=(_TENSORBOARD,)).start()
         # Trackers are given the records that they may have missed, from the file that is now cut back.
         if self._trackers is not None:
-            self._trackers.start(lambda: (r for r in read_metrics(self.path) if r["step"] <= step), step)
+            self._trackers.start(
+                lambda: (r for r in read_metrics(self.path) if r["step"] <= step and r["split"] != SPLIT), step
+            )
         # Last, so that warnings of the above are printed above the bar.
         self._progress = ProgressDisplay(self.console, self.steps, step, self.metric)
 
@@ -169,8 +181,10 @@ class Report:
         # A value that is not finite becomes null: NaN is no JSON.
         records = [{name: plain(value) for name, value in record.items()} for record in records]
         self._held += records
+        # Steps alone go to trackers, each once, and to the progress: totals of a clock are no figures of a step.
+        of_steps = [record for record in records if record["split"] != SPLIT]
         if self._trackers is not None:
-            self._unsent += records
+            self._unsent += of_steps
         self.release(saved)
         if not self.speaks or not records:
             return
@@ -184,8 +198,8 @@ class Report:
                 figures = {k: v for k, v in record.items() if isinstance(v, int | float) and k != "step"}
                 self._events.add(record["step"], record["split"], figures)
             self._events.flush()
-        if self._progress is not None:
-            self._progress.show(records[-1])
+        if self._progress is not None and of_steps:
+            self._progress.show(of_steps[-1])
 
     def release(self, saved: int) -> None:
         """Writes and sends what waited for the checkpoint of step `saved`."""

@@ -11,6 +11,7 @@ import numpy as np
 from contexture.data.config import StepSize
 from contexture.models.families import family_of
 from contexture.train.objectives import batch_sizes
+from contexture.train.run.goodput import Goodput
 from contexture.train.run.report import Record
 from contexture.train.settings.run import Run
 
@@ -143,12 +144,13 @@ class ThroughputMeter:
             left += seconds * (self._steps // every - done // every + (self._steps % every > 0))
         return left
 
-    def timed(self, batches: Iterator[T]) -> Iterator[T]:
+    def timed(self, batches: Iterator[T], goodput: Goodput) -> Iterator[T]:
         """Yields batches, and counts the time that the loop waits for them."""
         while True:
             # Zero while the reader keeps ahead: a wait means that the data are the bottleneck.
             start = time.perf_counter()
-            batch = next(batches, None)
+            with goodput.part("waiting_for_data"):
+                batch = next(batches, None)
             self._waited += time.perf_counter() - start
             if batch is None:
                 return

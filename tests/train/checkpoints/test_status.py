@@ -157,6 +157,7 @@ TRAINING: Any = {
     "steps": 4000, "loss": 2.34567, "held_out_loss": 2.5, "held_out_step": 1000, "tokens_per_second": 12345.6,
     "padding_ratio": None, "seconds_left": 125.0, "seconds_since": 1.0, "stopped_early": False, "metric": "loss",
     "best": 2.25, "best_step": 500, "checkpoint": 1200, "checkpoint_seconds": 61.4,
+    "goodput": None,
 }  # fmt: skip
 FIGURES = "  loss 2.3457, held out 2.5000 at step 1,000"
 

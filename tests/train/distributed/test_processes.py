@@ -1,6 +1,7 @@
 """A job of several processes is one run, or ends with one line that says why not."""
 
 import json
+import platform
 import shutil
 import signal
 import time
@@ -187,3 +188,26 @@ def listening(port: int) -> set[str]:
             if state == "0A" and int(number, 16) == port:
                 ports.add(address)
     return ports
+
+
+@pytest.mark.long
+def test_each_process_has_a_log_with_its_start_and_its_end(door, tiny_words, tmp_path):
+    """Process 1 is stopped and started again; then it is killed, which process 0 notes."""
+    folder = tmp_path / "run"
+    logs = [folder / "log.txt", folder / "log.1.txt"]
+    words = [*tiny_words, *SOON, "--steps", "100000", "--save.every", "20"]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        before = recorded(folder)
+        processes = start_job(door, words, [folder, folder], free_port())
+        wait_until(lambda before=before: recorded(folder) >= before + 40, processes)
+        processes[1].send_signal(number)
+        ended = finish(processes)
+        texts = [log.read_text() for log in logs]
+        for each, (process, text) in enumerate(zip(processes, texts, strict=True)):
+            assert text.count(f" process {each} of 2: {platform.node()}, pid {process.pid}, cpu ") == 1, text
+    # Both have said that they were stopped; the end of the killed one is in the other's log alone.
+    assert all(text.count("Interrupted: SIGTERM") == 1 for text in texts), texts
+    last = texts[0].splitlines()[-1]
+    assert "ProcessLost: process 1 of 2 (" in last and last.endswith(one_line(ended[0][1]))
+    assert "ProcessLost" not in texts[1]
+    assert sorted(path.name for path in folder.glob("log*")) == ["log.1.txt", "log.txt"]

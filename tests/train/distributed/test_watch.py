@@ -1,8 +1,10 @@
 """What the processes of a job tell each other, through a store that stands in for that of jax."""
 
 import json
+import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -88,6 +90,22 @@ def test_a_process_that_never_joined_is_missed_and_all_end(job):
     assert code == 1 and line.startswith("ProcessLost: process 1 of 2 (it never joined) gave no sign of life for ")
     assert line.endswith("the last checkpoint is of step 20; the same command resumes from it")
     assert json.loads(store.held["contexture/end/0"]) == [1, line] and "contexture/heard/0" in store.held
+
+
+def test_the_line_that_a_thread_ends_with_is_in_the_log(monkeypatch, tmp_path, capsys):
+    """Also where the folder is gone by then, which is not made again."""
+    ends: list[int] = []
+    monkeypatch.setattr(processes.os, "_exit", ends.append)
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(processes, "_job", processes._Job())
+    for folder in (tmp_path, tmp_path / "gone"):
+        monkeypatch.setattr(processes, "_ending", threading.Lock())
+        processes.keep_last_line(folder / "log.1.txt")
+        processes._end(1, "ProcessLost: process 0\nis gone")
+        assert capsys.readouterr().err == "ProcessLost: process 0 is gone\n"
+    (line,) = (tmp_path / "log.1.txt").read_text().splitlines()
+    assert re.fullmatch(r"[0-9-]{10} [0-9:]{8} ProcessLost: process 0 is gone", line)
+    assert set(ends) == {1} and not (tmp_path / "gone").exists()
 
 
 def test_a_process_without_heartbeats_is_named_with_its_host(job):

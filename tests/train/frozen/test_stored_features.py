@@ -71,7 +71,8 @@ def figures(folder: Path) -> list[dict]:
     """What each step and each evaluation measured."""
     # Of speed, and of arrays: what is stored has a row for each sequence.
     others = ("tokens_per_second", "seconds_left", "data_wait", "padding_ratio")
-    return [{k: x for k, x in r.items() if k not in others} for r in read_metrics(folder / "metrics.jsonl")]
+    records = [r for r in read_metrics(folder / "metrics.jsonl") if r["split"] != "goodput"]
+    return [{k: x for k, x in r.items() if k not in others} for r in records]
 
 
 def same(one: Path, other: Path, count: int = 26, step: int | None = None) -> None:

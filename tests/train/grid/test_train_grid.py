@@ -73,7 +73,8 @@ def results_of(folder: Path) -> dict:
 def figures(folder: Path) -> list[dict]:
     """The lines of metrics.jsonl without what a clock says."""
     clock = ("seconds", "tokens_per_second", "data_wait", "mfu", "seconds_left")
-    return [{k: v for k, v in r.items() if k not in clock} for r in read_metrics(folder / "metrics.jsonl")]
+    records = [r for r in read_metrics(folder / "metrics.jsonl") if r["split"] != "goodput"]
+    return [{k: v for k, v in r.items() if k not in clock} for r in records]
 
 
 def parameters(folder: Path) -> dict[str, np.ndarray]:

@@ -45,7 +45,8 @@ def tuned(source: Path, files: Path, kind: str, folder: Path, *more: str) -> Pat
 
 
 def figures(folder: Path, names: tuple[str, ...] = ("loss", "grad_norm", "accuracy", "f1")) -> list[list[float]]:
-    return [[record[name] for name in names if name in record] for record in read_metrics(folder / "metrics.jsonl")]
+    records = [record for record in read_metrics(folder / "metrics.jsonl") if record["split"] != "goodput"]
+    return [[record[name] for name in names if name in record] for record in records]
 
 
 def use_several(patch: pytest.MonkeyPatch) -> None:

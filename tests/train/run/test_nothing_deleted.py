@@ -15,6 +15,7 @@ from contexture.data.errors import DataError
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.storage import atomic_file, atomic_folder, move_aside, partial_of
 from contexture.data.tokenizers.registry import learn
+from contexture.train.errors import ConfigError
 from contexture.train.run import folder as folders
 from contexture.train.run.report import read_metrics
 from tests.conftest import TINY
@@ -260,6 +261,17 @@ def test_what_a_run_holds_is_known_as_a_runs(task_run, tmp_path):
     around = {"run.json", "lock", folders.LOG, folders.INPUTS}
     assert {path.name for path in run.iterdir()} - around <= {*folders._OF_A_RUN}
     assert {"evaluations", "checkpoints", "loss.svg", "metrics.jsonl"} <= {path.name for path in run.iterdir()}
+
+
+def test_logs_of_a_start_that_was_killed_are_a_runs_and_others_are_not(tmp_path):
+    for number in (0, 1, 12):
+        (tmp_path / folders.log_file(number)).write_text("said\n")
+    folders.lock_run_dir(tmp_path).close()
+    for name in ("log.0.txt", "log.mine.txt", "log.1.txt.gz", "catalog.1.txt"):
+        (tmp_path / name).touch()
+        with pytest.raises(ConfigError, match=f"holds {name} and no run.json"):
+            folders.lock_run_dir(tmp_path)
+        (tmp_path / name).unlink()
 
 
 def test_a_folder_that_was_replaced_counts_although_the_old_one_stays(tmp_path, monkeypatch):

@@ -25,7 +25,8 @@ SPEED = ("tokens_per_second", "seconds_left", "mfu", "data_wait", "padding_ratio
 
 
 def figures(folder: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in r.items() if k not in SPEED} for r in read_metrics(folder / "metrics.jsonl")]
+    records = [r for r in read_metrics(folder / "metrics.jsonl") if r["split"] != "goodput"]
+    return [{k: v for k, v in r.items() if k not in SPEED} for r in records]
 
 
 def ranks(folder: Path) -> dict[int, float | None]:
