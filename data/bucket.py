@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-
 SCHEMES = ("gs", "s3")
 _ADDRESS = re.compile(r"(gs|s3):/+([^/]+)(?:/+(.*))?", re.DOTALL)
 PIECE = 8 << 20
@@ -110,7 +109,7 @@ def read(address: Address) -> Stored:
 
 
 def read_range(address: Address, first: int, last: int | None, generation: bytes | None = None) -> Stored:
-    """Returns bytes first … last-1 of an object (last None: to its end); None as value where it has fewer, or does not exist.
+    """Returns bytes first … last-1 of an object (last None: to its end); None where it has fewer, or is not there.
 
     Raises:
         BucketError: as `read`, and where the object has another generation than this one.
@@ -181,12 +180,12 @@ def download(address: Address, file: Path) -> bytes | None:
         if piece.value is not None:
             file.write_bytes(piece.value)
         return piece.generation if piece.value is not None else None
+    generation, at = piece.generation, 0
     with open(file, "wb") as opened:
-        at = 0
         while piece.value is not None:
             at += opened.write(piece.value)
             # Of the same generation: pieces of two objects never mix.
-            piece = read_range(address, at, at + PIECE, generation := piece.generation)
+            piece = read_range(address, at, at + PIECE, generation)
         # The rest is shorter than a piece: read without an end.
         opened.write(read_range(address, at, None, generation).value or b"")
     return generation

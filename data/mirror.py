@@ -170,7 +170,9 @@ def refresh(folder: Path) -> None:
     _join(address, folder, names)
     # Each folder of checkpoints below: committed steps alone, without their arrays.
     for checkpoints in {name[: match.start(1)] for name in names if (match := _LATE.fullmatch(name))}:
-        _refresh_steps(folder / checkpoints, [name[len(checkpoints) :] for name in names if name.startswith(checkpoints)])
+        _refresh_steps(
+            folder / checkpoints, [name[len(checkpoints) :] for name in names if name.startswith(checkpoints)]
+        )
 
 
 def _owned(folder: Path) -> bool:
@@ -258,7 +260,9 @@ def _refresh_steps(checkpoints: Path, names: Sequence[str]) -> None:
             _fetch([(address / name, checkpoints / name) for name in files])
             continue
         with tempfile.TemporaryDirectory(dir=_root()) as scratch:
-            bucket.download_all([(address / name, _made(Path(scratch) / "step" / name.partition("/")[2])) for name in files])
+            bucket.download_all(
+                [(address / name, _made(Path(scratch) / "step" / name.partition("/")[2])) for name in files]
+            )
             checkpoints.mkdir(parents=True, exist_ok=True)
             os.rename(Path(scratch) / "step", checkpoints / step)
         for name in files:
@@ -349,7 +353,9 @@ def push(path: Path) -> None:
         last = [file for file in files if file.name in _LAST and file.parent == path]
         _write([file for file in files if file not in last])
         # A checkpoint that was written here, and not by Orbax in the bucket, counts from now on.
-        for step in {Path(match[0]) for file in files if (match := re.match(r".*/checkpoints/[0-9]+(?=/state/)", str(file)))}:
+        for step in {
+            Path(match[0]) for file in files if (match := re.match(r".*/checkpoints/[0-9]+(?=/state/)", str(file)))
+        }:
             mark = address_of(step / _COMMITTED)
             assert mark is not None
             bucket.write(mark, b"committed")

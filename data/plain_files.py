@@ -12,8 +12,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from contexture.data.errors import DataError, FileChanged
 from contexture.data import mirror
+from contexture.data.errors import DataError, FileChanged
 from contexture.data.storage import check_no_address
 
 Seen: TypeAlias = Callable[[bytes], object]
@@ -60,8 +60,8 @@ _KINDS = (
 def open_plain(path: str | Path) -> BufferedReader:
     """Opens a file for reading; links are followed.
 
-    Raises: DataError for anything but a plain file, and for an address of no bucket; OSError where nothing exists, or it may not be
-    read.
+    Raises: DataError for anything but a plain file, and for an address of no bucket; OSError where nothing exists, or
+    it may not be read.
     """
     check_no_address(path)
     mirror.fetched(path)
@@ -133,8 +133,8 @@ def inner_suffix(path: str | Path) -> str:
 
 
 def check_plain(path: str | Path) -> None:
-    """Raises: DataError for what is neither a plain file nor a folder, and for an address of no bucket. For what a library opens, and
-    before a path is said to be missing."""
+    """Raises: DataError for what is neither a plain file nor a folder, and for an address of no bucket. For what a
+    library opens, and before a path is said to be missing."""
     check_no_address(path)
     mirror.fetched(path)
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):

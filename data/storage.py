@@ -36,7 +36,7 @@ def check_no_address(path: Path | str) -> None:
     """Raises: DataError for an address that is not read or written. Those of buckets have become paths before."""
     if is_address(path):
         address = re.sub(r":/+", "://", str(path), count=1)  # pathlib makes one slash of two
-        raise DataError(f"{address}: only gs://BUCKET/… and s3://BUCKET/… are supported; copy the files to one, or here")
+        raise DataError(f"{address}: only gs://BUCKET/… and s3://BUCKET/… are supported; copy the files there, or here")
 
 
 def partial_beside(path: Path) -> Path:

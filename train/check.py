@@ -9,19 +9,23 @@ import fcntl
 import os
 import platform
 import resource
+import secrets
 import shutil
 import socket
 import time
 from collections.abc import Mapping
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple, TypedDict
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from contexture.data import bucket, mirror
+from contexture.data.bucket import Address, BucketError, parse_address
 from contexture.data.errors import DataError
-from contexture.data.storage import check_run_path, is_bucket, partial_beside
+from contexture.data.storage import check_run_path, partial_beside
 from contexture.train.distributed import launchers
 from contexture.train.errors import ConfigError
 from contexture.train.mesh import find_devices
@@ -63,7 +67,9 @@ def check_host(folder: str, environ: Mapping[str, str]) -> Checked:
         environ: the environment of the process, which may describe a job.
     """
     rows = [*_devices(environ), *_versions()]
-    rows += (_bucket(folder) if is_bucket(folder) else _folder(Path(folder))) if folder else []
+    # An address of the command line is a path by now.
+    address = parse_address(folder) or (mirror.address_of(folder) if folder else None)
+    rows += (_bucket(address) if address else _folder(Path(folder))) if folder else []
     rows += [_clock(), _port(environ), *_limits()]
     missing = any(row.state == "missing" for row in rows)
     return {"host": platform.node(), "ok": not missing, "checks": [dict(row._asdict()) for row in rows]}
@@ -114,9 +120,23 @@ def _versions() -> list[Row]:
     return rows
 
 
-def _bucket(address: str) -> list[Row]:
-    """Tests rights and preconditions of a bucket: here their test belongs, by `contexture.data.storage`."""
-    return [Row("dir", "not tested", f"{address}: buckets: not tested by this version")]
+def _bucket(place: Address) -> list[Row]:
+    """Writes, reads and deletes a small object where the run will be; its second writer must be refused."""
+    probe = place / f".probe-{secrets.token_hex(8)}"
+    try:
+        before = bucket.read(probe)
+        written = bucket.swap(probe, b"first", before.generation)
+        refused = bucket.swap(probe, b"second", before.generation) is None
+        bucket.delete([probe])
+    except BucketError as error:
+        return [Row("dir", "missing", str(error))]
+    if not written or not refused:
+        mend = "a run's one writer needs them; use a bucket of a server that has them"
+        return [Row("dir", "missing", f"{place}: the server ignores conditions on writes (preconditions); {mend}")]
+    rows = [Row("dir", "ok", f"{place}: an object is written, refused to a second writer, and deleted")]
+    if place.scheme == "gs" and not find_spec("gcsfs"):
+        rows.append(Row("gcsfs", "missing", "Orbax writes checkpoints to gs:// by it; pip install -e '.[gcs]'"))
+    return rows
 
 
 def _folder(folder: Path) -> list[Row]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
+from contexture.data import mirror
 from contexture.data.batches import iterate
 from contexture.data.storage import check_no_address
 from contexture.models.heads.layer_mix import describe_mixes
@@ -148,6 +149,9 @@ def _open_report(run: Run, folder: Path, signals: Signals, goodput: Goodput, sta
     )
     # Logging to files begins only now: the folder is this run's alone since it was locked, and all processes see it.
     log = folder / directories.log_file(jax.process_index())
+    if mirror.address_of(folder) and not speaks:  # process 0 writes what changes to a bucket, and the others this alone
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.callback(mirror.push, log)
     stack.enter_context(logged_to(report.console, dated=True, file=log))
     if jax.process_count() > 1:
         logger.info(processes.describe_process())

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
+from contexture.data import mirror
 from contexture.data.batches import Batches, HeldOut
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.errors import DataError
@@ -109,9 +110,11 @@ def prepare(run: Run, folder: Path, mesh: Mesh, signals: Signals) -> tuple[Train
         directories.check_not_shortened(run, folder, old, examples)
         total_steps = resolve_schedule(run, examples).steps
         directories.write_run_json(folder, run, tokenizer, store, old, total_steps)
+        mirror.sync(folder)
         processes.publish("prepared", "")
     else:
         processes.wait_for("prepared")
+        mirror.refresh(folder)  # a bucket: what process 0 has made is fetched
         tokenizer, store = open_data(run, folder, signals)
         if not Path(os.path.realpath(store.folder)).is_relative_to(os.path.realpath(folder)):
             store.verify(signals)  # data outside the run's folder may be a copy of this machine's own

@@ -81,7 +81,7 @@ def test_an_address_of_no_bucket_is_named_as_one(capsys, tmp_path, words):
     (tmp_path / "a.tsv").write_text("text\tlabel\na\tgood\nb\tbad\n")
     places = {"d": tmp_path, "golden": GOLDEN / "bert_3_steps", "task": GOLDEN / "bert_classify_3"}
     line = _refused(capsys, *words.format(**places).split())
-    assert "://" in line and "only gs://BUCKET/… and s3://BUCKET/… are supported; copy the files to one, or here" in line
+    assert "://" in line and "only gs://BUCKET/… and s3://BUCKET/… are supported; copy the files" in line
     assert not (tmp_path / "run" / "data").exists() and not (tmp_path / "to").exists()
 
 

@@ -16,6 +16,7 @@ from contexture.cli import main as cli
 from contexture.train import check
 from contexture.train.check import check_host
 from contexture.train.errors import ConfigError
+from tests.helpers.buckets import BUCKET, Faults, Server
 from tests.helpers.commands import json_of
 from tests.helpers.jobs import free_port
 
@@ -124,8 +125,17 @@ def test_a_path_that_a_run_would_refuse_is_missing(tmp_path):
     assert _rows(str(tmp_path / "a*"))["dir"][0] == "missing"
 
 
-def test_a_bucket_is_said_to_be_untested():
-    assert _rows("gs://bucket/run")["dir"] == ("not tested", "gs://bucket/run: buckets: not tested by this version")
+def test_a_bucket_is_written_to_and_its_conditions_are_tried(bucket_store: Server, monkeypatch):
+    address = f"gs://{BUCKET}/checked/run"
+    state, found = _rows(address)["dir"]
+    assert state == "ok" and "refused to a second writer" in found and not bucket_store.names("checked")
+    monkeypatch.setattr(bucket_store, "honours_preconditions", False)
+    state, found = _rows(address)["dir"]
+    assert state == "missing" and "ignores conditions on writes" in found
+    monkeypatch.setenv("CONTEXTURE_BUCKET_SECONDS", "1")
+    bucket_store.faults = Faults(silent=True)
+    assert _rows(address)["dir"][0] == "missing"
+    bucket_store.faults = Faults()
 
 
 def test_a_clock_before_the_installation_is_missing(monkeypatch):

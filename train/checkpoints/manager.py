@@ -79,7 +79,9 @@ def _read_arrays(directory: Path, expected: Any, prefix: str, part: bool) -> Any
     try:
         # Not by a Checkpointer, whose restore ends with a barrier: one process may fail here and the others not.
         with orbax_silenced(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
-            restored = reader.restore(epath.Path(mirror.arrays_at(without_parents(directory / "state"))), args=arguments)
+            restored = reader.restore(
+                epath.Path(mirror.arrays_at(without_parents(directory / "state"))), args=arguments
+            )
     except Exception as error:
         raise CheckpointError(f"item state: cannot be read ({first_line(error)})") from None
     # Fields without arrays were not stored; they keep their value.

@@ -13,6 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
+from contexture.data import mirror
 from contexture.models.shapes import by_path
 from contexture.train.checkpoints.digests import host_digest
 from contexture.train.checkpoints.initial import Leaf, write_checkpoint

@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO
 
-from contexture.data.pretraining.shards import Shards
 from contexture.data import bucket, mirror
+from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import check_no_address, check_run_path, move_aside, partial_of, remove_partials
 from contexture.data.tasks.store.example_store import ExampleStore
 from contexture.data.tokenizers.base import Tokenizer
@@ -83,8 +83,8 @@ def lock_folder(directory: Path) -> IO[str] | Lease:
         if address := mirror.address_of(directory):
             if address.scheme == "s3":
                 raise ConfigError(
-                    f"{directory}: a training writes checkpoints by Orbax, which knows no s3://; give gs://BUCKET/…, or a "
-                    "folder of a mounted bucket or disk (what is in s3 can be evaluated, exported and begun from)"
+                    f"{directory}: a training writes checkpoints by Orbax, which knows no s3://; give gs://…, or "
+                    "a folder of a mounted bucket or disk (what is in s3 can be evaluated, exported and begun from)"
                 )
             return Lease(directory, address)
         # a+ neither truncates nor needs the file: its text names the holder until the lock is ours.

@@ -60,7 +60,7 @@ class Lease:
     in the folder to the bucket."""
 
     def __init__(self, folder: Path, address: Address) -> None:
-        """Raises: ConfigError where another process holds it; BucketError where the bucket cannot be read or written."""
+        """Raises: ConfigError where another process holds it; BucketError where the bucket fails."""
         self._folder, self._object = folder, address / NAME
         self._me, self._token = f"process {os.getpid()} on {platform.node()}", secrets.token_hex(16)
         self._lost: CheckpointError | None = None
@@ -105,7 +105,7 @@ class Lease:
             if taken is None:
                 other = holder(bucket.read(self._object).value) or "another process"
                 self._lost = CheckpointError(
-                    f"{self._folder} was taken over by {other} while this process was away; it writes nothing more there"
+                    f"{self._folder} was taken over by {other} while this process was away, which writes no more there"
                 )
                 raise self._lost
             self._generation, self._renewed = taken.generation, time.monotonic()
@@ -132,6 +132,11 @@ class Lease:
         # Others may take it from EXPIRE on: half of that leaves time for what follows the check.
         if time.monotonic() - self._renewed > EXPIRE / 2:
             self._renew()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was given back, as a file's: `lock_folder` returns either."""
+        return self._done.is_set()
 
     def close(self) -> None:
         """Writes what has changed to the bucket and gives the lease back; does neither where it was lost."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from contexture.data import mirror
 from contexture.data.binary_files import misfit
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import read_plain
-from contexture.data import mirror
 from contexture.data.storage import atomic_file, check_no_address, check_run_path, is_address
 from contexture.data.text import hub
 from contexture.data.visible import visible_json

@@ -112,5 +112,6 @@ def test_kills_at_any_moment_change_no_step(run, bucket_store, door, tiny_words,
     finished = door(*words, "--dir", run, env=LEASE)
     assert finished.returncode == 0, finished.stderr
     assert losses(bucket_store, run) == on_disk(tiny_run)
-    steps = {name.partition("/")[0] for name in objects(bucket_store, run, "checkpoints/")}
-    assert "40" in steps and all(f"{step}/commit_success.txt" in objects(bucket_store, run, "checkpoints/") for step in steps)
+    stored = objects(bucket_store, run, "checkpoints/")
+    steps = {name.partition("/")[0] for name in stored}
+    assert "40" in steps and all(f"{step}/commit_success.txt" in stored for step in steps)

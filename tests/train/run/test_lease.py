@@ -47,7 +47,7 @@ def test_one_of_six_gets_it_and_one_follows_it(run: Path, bucket_store: Server, 
     bucket_store.faults = faults
     for _ in range(2):  # at first, and after the holder was killed
         held: list[Lease | None] = []
-        racers = [threading.Thread(target=lambda: held.append(taken(run))) for _ in range(6)]
+        racers = [threading.Thread(target=lambda held=held: held.append(taken(run))) for _ in range(6)]
         for each in racers:
             each.start()
         for each in racers:
@@ -87,7 +87,7 @@ def test_a_holder_that_was_away_writes_nothing(run: Path, bucket_store: Server) 
     with pytest.raises(CheckpointError):
         mirror.push(run / "metrics.jsonl")
     first.close()
-    assert not [name for name in bucket_store.names() if name.endswith("test_a_holder_that_was_away_writes_nothing/run/metrics.jsonl")]
+    assert [name.rpartition("/")[2] for name in bucket_store.names("test_a_holder_that_was_away")] == ["lock"]
     second.close()
 
 
