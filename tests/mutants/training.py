@@ -17,6 +17,7 @@ _SCORES = "train/evaluation/test_task_metrics.py::"
 _CHECKPOINTS = "train/checkpoints/test_manager.py"
 _ANSWERS = "train/checkpoints/test_meta.py"
 _REPORT = "train/run/test_report.py"
+_TWICE = "train/run/test_goodput.py::test_steps_that_a_kill_has_done_twice_are_counted_as_such"
 _CONFIG = "train/settings/test_run.py"
 _KEPT = "train/run/test_nothing_deleted.py::"
 _AGREE = "train/distributed/test_agreement.py::test_a_fact_that_differs_between_processes_is_named_in_all"
@@ -76,6 +77,15 @@ TRAINING = (
         ("lora.moments-kept", "if ADAPTERS not in params and not config.freezes_backbone:",
          "if ADAPTERS not in params:",
          "train/optim/test_frozen.py"),
+    ),
+    *mutants_of(
+        "train/run/goodput.py",
+        ("metrics.steps-done-twice-are-kept", 'return {**self._seconds, "steps": kept, "repeated_steps": twice}',
+         "return self._seconds", _TWICE),
+        ("metrics.kept-up-to-any-record", 'self._at < record["step"] <= self.step', 'self._at < record["step"]',
+         _TWICE),
+        ("metrics.the-outer-part-counts", "self._since, self._part = now, part", "self._since = now",
+         "train/run/test_goodput.py::test_the_inner_part_counts_and_all_parts_are_the_wall_time"),
     ),
     *mutants_of(
         "train/run/throughput.py",
