@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 from tests.helpers.jobs import free_port
 
 _CONFIG = """
@@ -81,9 +83,21 @@ def running(folder: Path) -> Iterator[dict[str, str]]:
             time.sleep(0.2)
         yield environment
     finally:
+        _end_steps(folder)
         for name in ("slurmd", "slurmctld", "munged"):
             with contextlib.suppress(OSError, ValueError):
                 os.kill(int((folder / f"{name}.pid").read_text()), signal.SIGTERM)
+
+
+def _end_steps(folder: Path) -> None:
+    """Waits for the processes that lead this cluster's jobs, for ten seconds, and ends those that are left."""
+    config, mine = str(folder / "slurm.conf"), list[psutil.Process]()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.name().startswith("slurmstepd") and process.environ().get("SLURM_CONF") == config:
+                mine.append(process)
+    for process in psutil.wait_procs(mine, timeout=10)[1]:
+        process.kill()
 
 
 def _start(words: list[str], environment: dict[str, str]) -> None:
