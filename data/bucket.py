@@ -45,6 +45,7 @@ class Address(NamedTuple):
 def parse_address(path: Path | str) -> Address | None:
     """Returns the address that a path is, also with the one slash that pathlib leaves of two; None for another path."""
     match = _ADDRESS.fullmatch(str(path))
+    # A folder is the same with and without its last slash.
     return Address(match[1], match[2], (match[3] or "").rstrip("/")) if match else None
 
 
@@ -67,7 +68,7 @@ class Stored(NamedTuple):
 
 @functools.cache
 def _store(scheme: str, bucket: str) -> Any:
-    import tensorstore as ts
+    import tensorstore as ts  # here, since it takes a while, and most commands open no bucket
 
     if scheme == "gs":
         spec = {"driver": "gcs", "bucket": bucket, "context": {"gcs_request_retries": _RETRIES}}
@@ -144,6 +145,7 @@ def swap(address: Address, value: bytes, generation: bytes) -> Stored | None:
     Raises:
         BucketError: as `read`.
     """
+    # Whether the write was refused is not asked: see above.
     _result(address, _store(address.scheme, address.bucket).write(address.key, value, if_equal=generation))
     now = read(address)
     return now if now.value == value else None
@@ -151,6 +153,7 @@ def swap(address: Address, value: bytes, generation: bytes) -> Stored | None:
 
 def delete(addresses: Iterable[Address]) -> None:
     """Deletes objects, as far as they exist. Raises: as `read`."""
+    # All are under way before the first is waited for.
     waiting = [(each, _store(each.scheme, each.bucket).write(each.key, None)) for each in addresses]
     for address, future in waiting:
         _result(address, future)
@@ -160,6 +163,7 @@ def keys(folder: Address) -> list[str]:
     """Returns the keys of all objects below a folder, relative to it, sorted. Raises: as `read`."""
     import tensorstore as ts
 
+    # One list for all folders below: a bucket has none of its own.
     start = f"{folder.key}/" if folder.key else ""
     end = f"{folder.key}0" if folder.key else ""  # 0 follows / in ASCII
     found = _result(folder, _store(folder.scheme, folder.bucket).list(ts.KvStore.KeyRange(start, end)))

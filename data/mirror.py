@@ -97,6 +97,7 @@ def address_of(path: Path | str) -> Address | None:
     """Returns the address that a path stands for; None for a path of this machine, and outside a bucket."""
     if not _roots:
         return None
+    # By the name alone: nothing is looked up, and `..` cannot lead out of the folder unseen.
     try:
         scheme, *rest = Path(os.path.normpath(Path(path).absolute())).relative_to(_roots[0]).parts
     except ValueError:
@@ -106,6 +107,7 @@ def address_of(path: Path | str) -> Address | None:
 
 def with_addresses(text: str) -> str:
     """Returns a text with addresses in place of the paths that stand for them."""
+    # No folder, no address: most processes pass through here with an empty list.
     for root in _roots:
         text = re.sub(re.escape(str(root)) + r"/(gs|s3)/", r"\1://", text)
     return text
@@ -121,6 +123,7 @@ def local(path: Path | str) -> str:
     if address is None:
         return str(path)
     place = _place(address)
+    # The thread of a lease may be writing the same files to the bucket.
     with _lock:
         refresh(place)
     return str(place)
@@ -138,6 +141,7 @@ def placed(path: str) -> str:
 
 def fetched(path: Path | str) -> None:
     """Fetches what the bucket holds at a path that was never looked at. Raises: as `refresh`."""
+    # What is here is taken as it is; commands are short, and a training is the one writer.
     if _roots and (address := address_of(path)) is not None and address.key and not os.path.exists(path):
         with _lock:
             refresh(Path(path))
@@ -152,11 +156,13 @@ def refresh(folder: Path) -> None:
     if (address := address_of(folder)) is None:
         return
     names = bucket.keys(address)
+    # Nothing below it: an object, or nothing at all.
     if not names:
         if address.key and folder not in _known:
             _fetch([(address, folder)])
         return
     folder.mkdir(parents=True, exist_ok=True)
+    # Parts are joined, and checkpoints chosen, below.
     wanted = [name for name in names if not _LATE.fullmatch(f"{address.key}/{name}") and not _is_part(name)]
     # run.json and the metrics change while a run goes on; the other files are written once.
     changing = ("run.json", *APPENDED) if not _owned(folder) else ()
@@ -213,6 +219,7 @@ def _join(address: Address, folder: Path, names: Sequence[str]) -> None:
         file = folder / name
         if file.name not in APPENDED or file not in _wholes:
             continue
+        # Parts of an earlier whole, which a kill has left, are called by another mark.
         mark, size = _wholes[file]
         parts = f"{name}{_PARTS}/{mark}-"
         for part in (each for each in names if each.startswith(parts)):
@@ -220,6 +227,7 @@ def _join(address: Address, folder: Path, names: Sequence[str]) -> None:
             if int(part.rpartition("-")[2]) == size and (value := bucket.read(address / part).value):
                 with open(file, "ab") as opened:
                     size += opened.write(value)
+        # What was joined is in the bucket: it is not written there again.
         _wholes[file] = mark, size
         _know(file)
 
@@ -245,6 +253,7 @@ def look_again(checkpoints: Path) -> None:
 def _refresh_steps(checkpoints: Path, names: Sequence[str]) -> None:
     address = address_of(checkpoints)
     assert address is not None
+    # STEP/commit_success.txt itself: each item of a checkpoint has one of its own too.
     committed = {name.partition("/")[0] for name in names if name.partition("/")[2] == _COMMITTED}
     new = [
         name
@@ -256,6 +265,7 @@ def _refresh_steps(checkpoints: Path, names: Sequence[str]) -> None:
     # A step appears here whole: the folder takes its name when its files are there.
     for step in {name.partition("/")[0] for name in new}:
         files = [name for name in new if name.partition("/")[0] == step]
+        # Here already: an evaluation that came later.
         if (checkpoints / step).is_dir():
             _fetch([(address / name, checkpoints / name) for name in files])
             continue
@@ -308,6 +318,7 @@ def move(source: Path, target: Path) -> None:
     """Moves a folder, here and in the bucket, object by object, since a bucket renames nothing."""
     old, new = address_of(source), address_of(target)
     assert old is not None and new is not None
+    # Copied first, deleted last: a kill leaves two, and loses nothing.
     names = bucket.keys(old)
     with tempfile.TemporaryDirectory(dir=_root()) as scratch:
         # One at a time, through the disk: arrays may be larger than memory.
@@ -330,6 +341,7 @@ def arrays_at(path: Path) -> str:
     address = address_of(path)
     if address is None or path.exists():
         return str(path)
+    # Orbax reads gs:// itself, and each process its part; of s3 it needs a copy.
     if address.scheme == "s3":
         with _lock:
             _fetch([(address / name, path / name) for name in bucket.keys(address)])
@@ -366,6 +378,7 @@ def push(path: Path) -> None:
 
 def _write(files: Sequence[Path]) -> None:
     pairs = [(file, address) for file in files if (address := address_of(file)) is not None]
+    # Noted before they are read: what is added meanwhile is found by the next `sync`.
     states = [file.stat() for file in files]
     for file, status, generation in zip(files, states, bucket.upload_all(pairs), strict=True):
         _known[file] = status.st_ino, status.st_size, status.st_mtime_ns
@@ -396,11 +409,13 @@ def sync(folder: Path) -> None:
             hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
             if hidden or file.name == "lock" or _known.get(file) == now or _LATE.fullmatch(str(file)):
                 continue
+            # The same file as before, and longer: only what was added is written.
             if file.name in APPENDED and file in _known and _known[file][0] == status.st_ino and file in _wholes:
                 _append(file)
             else:
                 changed.append(file)
         _write(changed)
+        # What was fetched or written and is here no more: it was moved, or removed.
         gone = [file for file in tuple(_known) if folder in file.parents and not file.exists()]
         bucket.delete(address for file in gone if (address := address_of(file)) is not None)
         for file in gone:
@@ -415,6 +430,7 @@ def _append(file: Path) -> None:
     with open(file, "rb") as opened:
         opened.seek(size)
         added = opened.read()
+    # Its place in the whole is its name: parts are joined in that order, each once.
     if added:
         parts = Address(address.scheme, address.bucket, address.key + _PARTS)
         bucket.write(parts / f"{mark}-{size:020d}", added)

@@ -45,6 +45,7 @@ class Server:
     backend: int = 0
     faults: Faults = field(default_factory=Faults)
     counts: Counter[str] = field(default_factory=Counter)
+    uploads: dict[str, tuple[int, dict[str, str], bytes]] = field(default_factory=dict)
     honours_preconditions: bool = True
     chance: random.Random = field(default_factory=lambda: random.Random(7))
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -130,7 +131,14 @@ class _Proxy(BaseHTTPRequestHandler):
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", state.backend, timeout=60)) as connection:
             connection.request(self.command, path, body or None, headers)
             answer = connection.getresponse()
-            return answer.status, dict(answer.getheaders()), answer.read()
+            result = answer.status, dict(answer.getheaders()), answer.read()
+        # Google's server answers a finished upload in pieces again; this one has forgotten it.
+        if upload := query.get("upload_id"):
+            if answer.status in (200, 201):
+                state.uploads[upload] = result
+            elif answer.status == 404:
+                return state.uploads.get(upload, result)
+        return result
 
     def _answer(self, status: int, headers: dict[str, str], body: bytes, cut: bool = False) -> None:
         with contextlib.suppress(OSError):
