@@ -79,6 +79,7 @@ def _store(scheme: str, bucket: str) -> Any:
             spec["endpoint"] = endpoint
         if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
             spec["aws_region"] = region
+    # Opening asks nothing of the server yet.
     try:
         return ts.KvStore.open(spec).result(timeout=deadline())
     except Exception as error:
@@ -177,6 +178,7 @@ def download(address: Address, file: Path) -> bytes | None:
     Raises:
         BucketError: as `read_range`.
     """
+    # Its size is not asked: most objects are small, and a range that is there says that one is not.
     piece = read_range(address, 0, PIECE)
     # Shorter than a piece, or absent: one more request gives the whole of it.
     if piece.value is None:
@@ -201,8 +203,20 @@ def download_all(pairs: Sequence[tuple[Address, Path]]) -> list[bytes | None]:
         return list(pool.map(lambda pair: download(*pair), pairs))
 
 
-def upload_all(pairs: Sequence[tuple[Path, Address]]) -> list[bytes]:
-    """Uploads files as objects, several at once; returns their generations in order. Raises: as `read`, and OSError."""
+def upload_all(files: Sequence[tuple[Path, int, Address]]) -> list[bytes]:
+    """Uploads files, each up to a size, as objects, several at once; returns their generations in order.
+
+    Raises:
+        BucketError: as `read`.
+        OSError: when a file cannot be read.
+    """
+
+    def upload(each: tuple[Path, int, Address]) -> bytes:
+        file, size, address = each
+        # Not what another thread adds meanwhile: the caller knows the size, and writes the rest later.
+        with open(file, "rb") as opened:
+            return write(address, opened.read(size))
+
     # An object is written from memory: hence few at a time.
     with ThreadPoolExecutor(_UPLOADS) as pool:
-        return list(pool.map(lambda pair: write(pair[1], pair[0].read_bytes()), pairs))
+        return list(pool.map(upload, files))

@@ -60,11 +60,13 @@ def guard(folder: Path, check: Callable[[], None] | None) -> None:
 
 def check_guard(path: Path) -> None:
     """Raises: what the guard of a folder above raises, where this process may not write there any more."""
+    # A run within a grid has two: both must still be held.
     for folder, check in tuple(_guards.items()):
         if folder == path or folder in path.parents:
             check()
 
 
+# Temporary folder and known files are of this process alone: two processes on one machine never share them.
 def _root() -> Path:
     """Returns the temporary folder of this process, which is removed when it ends."""
     if not _roots:
@@ -161,6 +163,7 @@ def refresh(folder: Path) -> None:
         if address.key and folder not in _known:
             _fetch([(address, folder)])
         return
+    # An empty folder does not exist in a bucket.
     folder.mkdir(parents=True, exist_ok=True)
     # Parts are joined, and checkpoints chosen, below.
     wanted = [name for name in names if not _LATE.fullmatch(f"{address.key}/{name}") and not _is_part(name)]
@@ -238,6 +241,7 @@ def refresh_steps(checkpoints: Path) -> None:
     Raises:
         BucketError: where the bucket cannot be read.
     """
+    # A list of all objects is one request for each thousand of them.
     if (address := address_of(checkpoints)) is None or time.monotonic() - _looked.get(checkpoints, -_GLANCE) < _GLANCE:
         return
     with _lock:
@@ -299,6 +303,7 @@ def _made(file: Path) -> Path:
 
 def _forget(folder: Path) -> list[Path]:
     """Forgets all files below a folder, and returns them."""
+    # The next look fetches them anew, if they are in the bucket again.
     gone = [file for file in tuple(_known) if file == folder or folder in file.parents]
     for file in gone:
         _known.pop(file, None)
@@ -308,6 +313,7 @@ def _forget(folder: Path) -> list[Path]:
 
 def remove_uncommitted(checkpoints: Path) -> None:
     """Deletes the objects of checkpoints that were never committed. Nobody may be writing one meanwhile."""
+    # The lease is held, so what is there was left by a process that was killed.
     if (address := address_of(checkpoints)) is not None:
         names = bucket.keys(address)
         committed = {name.partition("/")[0] for name in names if name.partition("/")[2] == _COMMITTED}
@@ -324,7 +330,8 @@ def move(source: Path, target: Path) -> None:
         # One at a time, through the disk: arrays may be larger than memory.
         for name in names:
             bucket.download(old / name, Path(scratch) / "object")
-            bucket.upload_all([(Path(scratch) / "object", new / name)])
+            copy = Path(scratch) / "object"
+            bucket.upload_all([(copy, copy.stat().st_size, new / name)])
     bucket.delete(old / name for name in names)
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.exists():
@@ -377,10 +384,14 @@ def push(path: Path) -> None:
 
 
 def _write(files: Sequence[Path]) -> None:
-    pairs = [(file, address) for file in files if (address := address_of(file)) is not None]
     # Noted before they are read: what is added meanwhile is found by the next `sync`.
     states = [file.stat() for file in files]
-    for file, status, generation in zip(files, states, bucket.upload_all(pairs), strict=True):
+    wanted = [
+        (file, status.st_size, address)
+        for file, status in zip(files, states, strict=True)
+        if (address := address_of(file)) is not None
+    ]
+    for file, status, generation in zip(files, states, bucket.upload_all(wanted), strict=True):
         _known[file] = status.st_ino, status.st_size, status.st_mtime_ns
         if file.name in APPENDED:
             address = address_of(file)
@@ -427,12 +438,14 @@ def _append(file: Path) -> None:
     mark, size = _wholes[file]
     address = address_of(file)
     assert address is not None
+    # As in `_write`: what comes later than this look is left for the next.
+    status = file.stat()
     with open(file, "rb") as opened:
         opened.seek(size)
-        added = opened.read()
+        added = opened.read(status.st_size - size)
     # Its place in the whole is its name: parts are joined in that order, each once.
     if added:
         parts = Address(address.scheme, address.bucket, address.key + _PARTS)
         bucket.write(parts / f"{mark}-{size:020d}", added)
     _wholes[file] = mark, size + len(added)
-    _know(file)
+    _known[file] = status.st_ino, status.st_size, status.st_mtime_ns

@@ -13,6 +13,7 @@ _HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|[
 def visible(text: str) -> str:
     r"""Returns the text with its control characters escaped: ESC is `\x1b`. Tabs and line feeds stay.
     Paths that stand for addresses are shown as addresses."""
+    # All that people read passes here, so no caller need know that its path stands for an address.
     return _HIDDEN.sub(lambda match: _escaped(match[0]), with_addresses(text))
 
 
