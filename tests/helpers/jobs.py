@@ -26,7 +26,7 @@ def start_job(
     ]
 
 
-def start_process(door, words: list[str], folder: Path, port: int, number: int, count: int) -> subprocess.Popen:
+def start_process(door, words: list[str], folder: Path | str, port: int, number: int, count: int) -> subprocess.Popen:
     environment = {
         "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
         "JAX_NUM_PROCESSES": str(count),
