@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from contexture.data.bucket import parse_address
-from contexture.data.mirror import address_of, local, with_addresses
+from contexture.data.mirror import address_of, finish, local, with_addresses
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PLACES = ("run", "source", "dir", "to", "path", "vocabulary", "train", "dev", "test", "submission", "figures")
@@ -32,13 +32,26 @@ def with_places(function: F) -> F:
                 bound.arguments[name] = path_of(bound.arguments[name])
         try:
             result = function(*bound.args, **bound.kwargs)
+            finish()
         except Exception as error:
             error.args = tuple(with_addresses(each) if isinstance(each, str) else each for each in error.args)
+            if isinstance(error, OSError) and isinstance(error.filename, str):
+                error.filename = with_addresses(error.filename)
             raise
         # Path, as for other folders: all functions here also read the one slash that it leaves of two.
-        return Path(str(address_of(result))) if isinstance(result, Path) and address_of(result) else result
+        if isinstance(result, Path):
+            return Path(str(address_of(result))) if address_of(result) else result
+        return _with_addresses(result) if isinstance(result, dict | list) else result
 
     return placed  # pyright: ignore[reportReturnType]
+
+
+def _with_addresses(result: Any) -> Any:
+    if isinstance(result, dict):
+        return {name: _with_addresses(each) for name, each in result.items()}
+    if isinstance(result, list):
+        return [_with_addresses(each) for each in result]
+    return with_addresses(result) if isinstance(result, str) else result
 
 
 def path_of(given: Any) -> Any:

@@ -9,7 +9,7 @@ import errno
 import functools
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,8 @@ PIECE = 8 << 20
 """Bytes of an object that are held in memory at once."""
 _AT_ONCE, _UPLOADS = 16, 4
 """Objects that are read, and written, at once."""
+_SLOWEST = 1 << 20
+"""Bytes a second below which a connection counts as gone."""
 _RETRIES = {"max_retries": 8, "initial_delay": "500ms", "max_delay": "8s"}
 
 
@@ -97,16 +99,17 @@ def _failed(address: Address, error: BaseException) -> BucketError:
     return BucketError(address, reason)
 
 
-def _result(address: Address, future: Any) -> Any:
+def _result(address: Address, ask: Callable[[], Any], size: int = 0) -> Any:
+    """Returns the answer of a request; size: bytes that it sends, which take a second for each MiB at most."""
     try:
-        return future.result(timeout=deadline())
+        return ask().result(timeout=deadline() + size / _SLOWEST)
     except Exception as error:
         raise _failed(address, error) from None
 
 
 def read(address: Address) -> Stored:
     """Returns an object. Raises: BucketError where the store fails or does not answer."""
-    answer = _result(address, _store(address.scheme, address.bucket).read(address.key))
+    answer = _result(address, lambda: _store(address.scheme, address.bucket).read(address.key))
     return Stored(bytes(answer.value) if answer.state == "value" else None, answer.stamp.generation)
 
 
@@ -131,7 +134,8 @@ def read_range(address: Address, first: int, last: int | None, generation: bytes
 
 def write(address: Address, value: bytes) -> bytes:
     """Writes an object whole, in place of one there; returns its generation. Raises: as `read`."""
-    return _result(address, _store(address.scheme, address.bucket).write(address.key, value)).generation
+    store = _store(address.scheme, address.bucket)
+    return _result(address, lambda: store.write(address.key, value), len(value)).generation
 
 
 def swap(address: Address, value: bytes, generation: bytes) -> Stored | None:
@@ -147,7 +151,8 @@ def swap(address: Address, value: bytes, generation: bytes) -> Stored | None:
         BucketError: as `read`.
     """
     # Whether the write was refused is not asked: see above.
-    _result(address, _store(address.scheme, address.bucket).write(address.key, value, if_equal=generation))
+    store = _store(address.scheme, address.bucket)
+    _result(address, lambda: store.write(address.key, value, if_equal=generation))
     now = read(address)
     return now if now.value == value else None
 
@@ -157,7 +162,7 @@ def delete(addresses: Iterable[Address]) -> None:
     # All are under way before the first is waited for.
     waiting = [(each, _store(each.scheme, each.bucket).write(each.key, None)) for each in addresses]
     for address, future in waiting:
-        _result(address, future)
+        _result(address, lambda future=future: future)
 
 
 def keys(folder: Address) -> list[str]:
@@ -167,9 +172,17 @@ def keys(folder: Address) -> list[str]:
     # One list for all folders below: a bucket has none of its own.
     start = f"{folder.key}/" if folder.key else ""
     end = f"{folder.key}0" if folder.key else ""  # 0 follows / in ASCII
-    found = _result(folder, _store(folder.scheme, folder.bucket).list(ts.KvStore.KeyRange(start, end)))
+    answer = _result(folder, lambda: _store(folder.scheme, folder.bucket).list(ts.KvStore.KeyRange(start, end)))
     # Objects whose names end in / are the folders of web consoles, and hold nothing.
-    return sorted(key.decode()[len(start) :] for key in found if not key.endswith(b"/"))
+    names = sorted(key.decode("utf-8", "replace")[len(start) :] for key in answer if not key.endswith(b"/"))
+    # Names become paths below a folder of this machine: none may lead out of it, or be a file and a folder.
+    files = set(names)
+    for name in names:
+        parts = name.split("/")
+        above = {"/".join(parts[:count]) for count in range(1, len(parts))}
+        if any(part in ("", ".", "..") or "\0" in part or len(part.encode()) > 200 for part in parts) or above & files:
+            raise BucketError(folder, f"holds an object {name!r}, whose name cannot be a file's on a disk; rename it")
+    return names
 
 
 def download(address: Address, file: Path) -> bytes | None:
@@ -194,6 +207,8 @@ def download(address: Address, file: Path) -> bytes | None:
             piece = read_range(address, at, at + PIECE, generation)
         # The rest is shorter than a piece: read without an end.
         opened.write(read_range(address, at, None, generation).value or b"")
+    # A shorter object may have come in its place: its end would look like the end of this one.
+    read_range(address, 0, 1, generation)
     return generation
 
 

@@ -12,6 +12,7 @@ as one object and parts that follow it, and joined when they are fetched.
 
 import atexit
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -29,7 +30,7 @@ from contexture.data.bucket import Address, parse_address
 APPENDED = ("metrics.jsonl", "log.txt")
 """Files that are only added to, between two writes of the whole."""
 _PARTS = ".parts"
-_LATE = re.compile(r"(?:.*/)?checkpoints/([0-9]+)/(.+)")
+_LATE = re.compile(r"((?:.*/)?)checkpoints/([0-9]+)/(.+)")
 _COMMITTED = "commit_success.txt"
 """Orbax writes this object last: a checkpoint without it was never finished."""
 _LAST = ("index.json", "run.json")
@@ -43,6 +44,8 @@ _wholes: dict[Path, tuple[str, int]] = {}
 """Files of APPENDED: the name that the parts of the present whole begin with, and how many bytes are written."""
 
 
+_places: set[Path] = set()
+"""The paths that `local` has returned."""
 _looked: dict[Path, float] = {}
 """When each folder of checkpoints was listed last: a training asks after each step."""
 _GLANCE = 5.0
@@ -71,10 +74,11 @@ def _root() -> Path:
     """Returns the temporary folder of this process, which is removed when it ends."""
     if not _roots:
         # Of processes that were killed: nobody else removes their folders.
-        for left in Path(tempfile.gettempdir()).glob("contexture-[0-9]*-*"):
-            if not _alive(int(left.name.split("-")[1])):
+        for left in Path(tempfile.gettempdir()).glob("contexture-mirror-*"):
+            if _held(left) is not None:
                 shutil.rmtree(left, ignore_errors=True)
-        _roots.append(Path(os.path.realpath(tempfile.mkdtemp(prefix=f"contexture-{os.getpid()}-"))))
+        _roots.append(Path(os.path.realpath(tempfile.mkdtemp(prefix="contexture-mirror-"))))
+        _held(_roots[0])
         atexit.register(_remove, os.getpid())
     return _roots[0]
 
@@ -85,14 +89,18 @@ def _remove(owner: int) -> None:
         shutil.rmtree(_roots[0], ignore_errors=True)
 
 
-def _alive(process: int) -> bool:
+def _held(root: Path) -> int | None:
+    """Locks a temporary folder for as long as this process lives; returns None where another process has it."""
+    # Not by process numbers, which mean nothing between containers. The lock ends with its process, however it ends.
+    number = None
     try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+        number = os.open(root, os.O_RDONLY)
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        if number is not None:
+            os.close(number)
+        return None
+    return number
 
 
 def address_of(path: Path | str) -> Address | None:
@@ -125,10 +133,34 @@ def local(path: Path | str) -> str:
     if address is None:
         return str(path)
     place = _place(address)
-    # The thread of a lease may be writing the same files to the bucket.
-    with _lock:
-        refresh(place)
+    # In a long process the bucket may have changed since the last call.
+    if place in _places and not _owned(place):
+        fetch_again(place)
+    else:
+        # The thread of a lease may be writing the same files to the bucket.
+        with _lock:
+            refresh(place)
+    _places.add(place)
     return str(place)
+
+
+def fetch_again(folder: Path) -> None:
+    """Fetches all that the bucket holds at a path, whatever was known of it. Files that it has never had stay."""
+    with _lock:
+        for file in _forget(folder):
+            file.unlink(missing_ok=True)
+        for checkpoints in [each for each in _looked if folder in each.parents]:
+            look_again(checkpoints)
+        refresh(folder)
+
+
+def finish() -> None:
+    """Writes to the bucket what a command has left at the addresses that it was given: lines that it added, tables."""
+    for place in tuple(_places):
+        if place.is_dir():
+            sync(place)
+        elif place.is_file() and _known.get(place) != _state(place):
+            push(place)
 
 
 def _place(address: Address) -> Path:
@@ -166,7 +198,8 @@ def refresh(folder: Path) -> None:
     # An empty folder does not exist in a bucket.
     folder.mkdir(parents=True, exist_ok=True)
     # Parts are joined, and checkpoints chosen, below.
-    wanted = [name for name in names if not _LATE.fullmatch(f"{address.key}/{name}") and not _is_part(name)]
+    late = {name: match for name in names if (match := _LATE.fullmatch(name)) and f"{match[1]}run.json" in names}
+    wanted = [name for name in names if name not in late and not _is_part(name)]
     # run.json and the metrics change while a run goes on; the other files are written once.
     changing = ("run.json", *APPENDED) if not _owned(folder) else ()
     _fetch(
@@ -178,7 +211,7 @@ def refresh(folder: Path) -> None:
     )
     _join(address, folder, names)
     # Each folder of checkpoints below: committed steps alone, without their arrays.
-    for checkpoints in {name[: match.start(1)] for name in names if (match := _LATE.fullmatch(name))}:
+    for checkpoints in {name[: match.start(2)] for name, match in late.items()}:
         _refresh_steps(
             folder / checkpoints, [name[len(checkpoints) :] for name in names if name.startswith(checkpoints)]
         )
@@ -203,8 +236,12 @@ def _fetch(pairs: Sequence[tuple[Address, Path]]) -> None:
 
 
 def _know(file: Path) -> None:
+    _known[file] = _state(file)
+
+
+def _state(file: Path) -> tuple[int, int, int]:
     status = file.stat()
-    _known[file] = status.st_ino, status.st_size, status.st_mtime_ns
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _mark(generation: bytes) -> str:
@@ -403,7 +440,7 @@ def _write(files: Sequence[Path]) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Writes to the bucket what has changed below a folder since it was fetched or written, and deletes what is gone.
+    """Writes to the bucket what has changed below a folder since it was fetched or written.
 
     Raises:
         BucketError: where the bucket cannot be written.
@@ -413,24 +450,31 @@ def sync(folder: Path) -> None:
     check_guard(folder)
     with _lock:
         changed: list[Path] = []
-        for file in sorted(file for file in folder.rglob("*") if file.is_file() and not file.is_symlink()):
-            status = file.stat()
-            now = status.st_ino, status.st_size, status.st_mtime_ns
+        for file in sorted(folder.rglob("*")):
+            name = str(file.relative_to(folder))
             # Names that begin with a dot are of files being written; the lock is the lease's.
-            hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-            if hidden or file.name == "lock" or _known.get(file) == now or _LATE.fullmatch(str(file)):
+            if name.startswith(".") or "/." in name or file.name == "lock" or _LATE.fullmatch(name):
                 continue
-            # The same file as before, and longer: only what was added is written.
-            if file.name in APPENDED and file in _known and _known[file][0] == status.st_ino and file in _wholes:
-                _append(file)
-            else:
-                changed.append(file)
+            with contextlib.suppress(FileNotFoundError):  # moved a moment ago
+                now = _state(file)
+                if _known.get(file) == now or not file.is_file() or file.is_symlink():
+                    continue
+                # The same file as before, and longer: only what was added is written.
+                if file.name in APPENDED and file in _wholes and _known.get(file, (0,))[0] == now[0]:
+                    _append(file)
+                else:
+                    changed.append(file)
         _write(changed)
-        # What was fetched or written and is here no more: it was moved, or removed.
-        gone = [file for file in tuple(_known) if folder in file.parents and not file.exists()]
+
+
+def removed(paths: Sequence[Path]) -> None:
+    """Deletes from the bucket files and folders that this process has moved or removed here.
+
+    Only what is said so is ever deleted: that a file is missing here, where others may clean up, means nothing.
+    """
+    with _lock:
+        gone = [file for path in paths if address_of(path) for file in _forget(path)]
         bucket.delete(address for file in gone if (address := address_of(file)) is not None)
-        for file in gone:
-            _known.pop(file, None)
 
 
 def _append(file: Path) -> None:

@@ -169,6 +169,7 @@ def move_aside(folder: Path, names: list[str], into: str) -> Path | None:
     aside.mkdir()
     for name in present:
         os.rename(folder / name, aside / name)
+    mirror.removed([folder / name for name in present])
     return aside
 
 

@@ -73,7 +73,7 @@ def train(run: Run, recipe: Run, signals: Signals, features: Path | None = None)
     # Before jax starts its threads: glibc gives each new thread an arena of its own by these settings.
     cpu_memory.tune_cpu_allocator(activation_floats(run))
     # All later work lies inside: an error in one process of a job ends all of them with the same line.
-    with notice.listening(), processes.joined(run.mesh, lambda: steps(folder / "checkpoints")):
+    with notice.listening(), processes.joined(run.mesh, lambda: steps(folder / "checkpoints", ask=False)):
         try:
             _train(run, recipe, folder, signals, features, goodput)
         # A full or unmounted disk. Files are written whole or not at all, so what is there can be resumed from.

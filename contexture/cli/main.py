@@ -23,7 +23,7 @@ from contexture.cli.output import (
 )
 from contexture.data.bucket import parse_address
 from contexture.data.errors import did_you_mean
-from contexture.data.mirror import local
+from contexture.data.mirror import finish, local
 from contexture.data.visible import visible
 from contexture.train.errors import ConfigError
 from contexture.train.run.console import console, logged_to
@@ -44,7 +44,7 @@ def run_command(argv: list[str]) -> Result | StreamingResult | TwofoldResult | N
         print(f"contexture {contexture.__version__}")
         return None
     # From here on there are paths alone: what a bucket holds at an address of the command line is fetched.
-    argv = [argv[0], *map(_with_path, argv[1:])]
+    argv = [argv[0], *_with_paths(argv[1:])]
     command = COMMANDS.get(argv[0])
     if command is None:
         raise ConfigError(
@@ -53,10 +53,19 @@ def run_command(argv: list[str]) -> Result | StreamingResult | TwofoldResult | N
     return command.function()(argv[1:])
 
 
-def _with_path(word: str) -> str:
-    """Returns a word of the command line, `WORD` or `--option=WORD`, with a path in place of an address of a bucket."""
-    option, joined, value = word.partition("=") if word.startswith("--") else ("", "", word)
-    return f"{option}{joined}{local(value)}" if parse_address(value) else word
+_TEXTS = ("--text", "--prompt", "--stop", "--word", "--words")
+"""Options whose values are texts, whatever they look like."""
+
+
+def _with_paths(words: list[str]) -> list[str]:
+    """Returns the words of a command line, `WORD` or `--option=WORD`, with paths in place of addresses."""
+    paths: list[str] = []
+    current = ""
+    for word in words:
+        option, joined, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        current = option or current
+        paths.append(f"{option}{joined}{local(value)}" if parse_address(value) and current not in _TEXTS else word)
+    return paths
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -84,6 +93,7 @@ def main(argv: list[str] | None = None) -> int:
                 result = streamed if as_json else write_out("\n")
             elif isinstance(result, TwofoldResult):
                 code, result = result.code, result.json if as_json else result.shown
+        finish()
         if result is not None:
             if as_json:
                 print(json_line(result))

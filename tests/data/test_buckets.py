@@ -10,7 +10,7 @@ import pytest
 
 from contexture.data import bucket, mirror
 from contexture.data.bucket import Address, BucketError, parse_address
-from contexture.data.storage import atomic_file, atomic_folder
+from contexture.data.storage import atomic_file, atomic_folder, move_aside
 from contexture.data.visible import visible, visible_json
 from tests.helpers.buckets import BUCKET, Faults, Server
 
@@ -20,7 +20,7 @@ SOME_FAULTS = Faults(refused=0.05, lost=0.02, cut=0.02, slow=0.05)
 @pytest.fixture
 def at(bucket_store: Server, request: pytest.FixtureRequest) -> Iterator[Address]:
     """A folder of its own in the bucket."""
-    yield Address("gs", BUCKET, request.node.name)
+    yield Address("gs", BUCKET, f"{request.node.originalname}-{random.randrange(1 << 30)}")
     bucket_store.faults = Faults()
     bucket_store.honours_preconditions = True
 
@@ -29,7 +29,7 @@ def as_another_process() -> None:
     """From here on nothing of the bucket is known, as in a new process."""
     for root in mirror._roots:
         shutil.rmtree(root)
-    for known in (mirror._roots, mirror._known, mirror._wholes, mirror._looked, mirror._guards):
+    for known in (mirror._roots, mirror._known, mirror._wholes, mirror._looked, mirror._guards, mirror._places):
         known.clear()
 
 
@@ -117,17 +117,15 @@ def test_a_folder_is_the_same_in_the_next_process(at: Address, bucket_store: Ser
             name = rng.choice(["a", "b/c", "b/d/e", "metrics.jsonl", "log.txt"])
             file, content = folder / name, rng.randbytes(rng.randrange(40))
             file.parent.mkdir(parents=True, exist_ok=True)
-            match rng.choice(["write", "write", "add", "add", "remove", "move", "sync"]):
+            match rng.choice(["write", "write", "add", "add", "aside", "sync"]):
                 case "write":
                     with atomic_file(file) as part:
                         part.write_bytes(content)
                 case "add":
                     with open(file, "ab") as opened:
                         opened.write(content)
-                case "remove":
-                    file.unlink(missing_ok=True)
-                case "move" if file.exists():
-                    file.rename(file.with_name("moved"))
+                case "aside":
+                    move_aside(folder, [name], "earlier")
                 case _:
                     mirror.sync(folder)
         mirror.sync(folder)
@@ -184,3 +182,49 @@ def test_texts_that_go_out_name_the_address(at: Address) -> None:
     assert not path.startswith("gs:") and visible(f"see {path}/y") == f"see {at}/x/y"
     assert visible_json(f'{{"dir": "{path}"}}') == f'{{"dir": "{at}/x"}}'
     assert mirror.placed(f"{at}/x") == path and mirror.placed("a/b") == "a/b"
+
+
+def test_what_others_clean_up_here_stays_in_the_bucket(at: Address, bucket_store: Server) -> None:
+    folder = Path(mirror.local(str(at)))
+    for name in ("run.json", "data/a"):
+        with atomic_file(_made(folder / name)) as part:
+            part.write_text("{}", "utf-8")
+    shutil.rmtree(folder)
+    mirror.sync(folder)
+    assert len(bucket_store.names(at.key)) == 2
+
+
+@pytest.mark.parametrize("name", ["/etc/x", "a/../../b", "a//b", "n" * 250])
+def test_a_name_that_leads_elsewhere_is_one_line(at: Address, bucket_store: Server, name: str) -> None:
+    bucket.write(at._replace(key=f"{at.key}/{name}"), b"x")
+    with pytest.raises(BucketError, match="whose name cannot be a file's on a disk; rename it"):
+        mirror.local(str(at))
+
+
+def test_an_object_that_is_a_folder_too_is_one_line(at: Address) -> None:
+    bucket.write(at / "a", b"x")
+    bucket.write(at / "a/b", b"x")
+    with pytest.raises(BucketError, match="cannot be a file's"):
+        mirror.local(str(at))
+
+
+def test_the_next_look_of_a_long_process_sees_what_is_new(at: Address) -> None:
+    bucket.write(at / "run/a", b"old")
+    bucket.write(at / "run/b", b"old")
+    folder = Path(mirror.local(str(at / "run")))
+    bucket.write(at / "run/a", b"new")
+    bucket.delete([at / "run/b"])
+    mirror.local(str(at / "run"))
+    assert [(each.name, each.read_bytes()) for each in folder.iterdir()] == [("a", b"new")]
+
+
+def test_a_run_below_a_folder_called_checkpoints_is_read(at: Address) -> None:
+    bucket.write(at / "checkpoints/2024/run/run.json", b"{}")
+    assert Path(mirror.local(str(at / "checkpoints/2024/run")), "run.json").is_file()
+    bucket.write(at / "text/checkpoints/3/a.txt", b"x")
+    assert Path(mirror.local(str(at / "text")), "checkpoints/3/a.txt").is_file()
+
+
+def _made(file: Path) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return file

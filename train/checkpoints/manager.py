@@ -312,6 +312,9 @@ class Checkpoints:
                 raise CheckpointError(f"step {step} cannot be read back: {first_line(error)}") from None
 
     def _read_back_from(self, address: bucket.Address, last: bool) -> None:
+        # Just before the commit: the run must still be this process's, and its metrics be there as far as its steps.
+        mirror.check_guard(self.directory)
+        mirror.sync(self.directory.parent)
         # Not committed yet, so it is no step of this run: its items are read into a folder of their own.
         with tempfile.TemporaryDirectory() as scratch:
             items = Path(scratch) / Path(address.key).name

@@ -126,7 +126,7 @@ def evaluate_run(request: EvaluationRequest, cancel: CancelToken = NEVER) -> Eva
     if request.submission:
         return cast(EvaluationResult, write_submission(request, record, cancel))
     # A submission is written by one process; everything else may be a job of several.
-    with processes.joined(request.mesh, lambda: manager.steps(folder / "checkpoints")):
+    with processes.joined(request.mesh, lambda: manager.steps(folder / "checkpoints", ask=False)):
         return _evaluate_run(folder, record, request, cancel)
 
 

@@ -86,7 +86,10 @@ def lock_folder(directory: Path) -> IO[str] | Lease:
                     f"{directory}: a training writes checkpoints by Orbax, which knows no s3://; give gs://…, or "
                     "a folder of a mounted bucket or disk (what is in s3 can be evaluated, exported and begun from)"
                 )
-            return Lease(directory, address)
+            lease_held = Lease(directory, address)
+            # What was fetched before may be of the holder before, who has gone on since.
+            mirror.fetch_again(directory)
+            return lease_held
         # a+ neither truncates nor needs the file: its text names the holder until the lock is ours.
         lock = open(directory / "lock", "a+", encoding="utf-8")
     except OSError as error:
@@ -344,9 +347,11 @@ def make_folder(folder: Path, option: str) -> None:
         raise ConfigError(f"{folder} cannot be made, it may not be written to; give another {option}") from None
 
 
-def steps(directory: Path) -> list[int]:
-    """Returns the steps of a folder's checkpoints, good or damaged, oldest first."""
-    mirror.refresh_steps(directory)
+def steps(directory: Path, ask: bool = True) -> list[int]:
+    """Returns the steps of a folder's checkpoints, good or damaged, oldest first. ask: whether to ask a bucket for new
+    ones, which may take as long as its server does not answer."""
+    if ask:
+        mirror.refresh_steps(directory)
     if not directory.is_dir():
         return []
     folders = (entry.name for entry in directory.iterdir() if entry.is_dir())

@@ -13,6 +13,7 @@ import platform
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from contexture.data import bucket, mirror
@@ -40,10 +41,18 @@ def token_of(text: bytes | None) -> str:
     return text.decode("utf-8", "replace").split("\n")[1] if text and text.count(b"\n") > 1 else ""
 
 
+def _limit(text: bytes | None) -> float:
+    """Returns after how many seconds without a renewal a lease's holder counts as gone: the holder has written it."""
+    try:
+        return float((text or b"").split(b"\n")[3])
+    except (IndexError, ValueError):
+        return EXPIRE
+
+
 def _fresh(text: bytes) -> bool:
     """Returns whether a lease was written a short while ago, by the clocks of two machines: for display alone."""
     try:
-        return time.time() - float(text.split(b"\n")[2]) < 2 * EXPIRE
+        return time.time() - float(text.split(b"\n")[2]) < 2 * _limit(text)
     except (IndexError, ValueError):
         return False
 
@@ -69,8 +78,11 @@ class Lease:
         if (taken := bucket.swap(self._object, self._text(), now.generation)) is None:
             raise self._in_use(bucket.read(self._object).value)
         self._generation, self._renewed = taken.generation, time.monotonic()
-        self._thread = threading.Thread(target=self._keep, daemon=True)
-        self._thread.start()
+        # Two threads: a long upload must not keep the lease from being renewed.
+        work = (self._renew, lambda: mirror.sync(self._folder))
+        self._threads = [threading.Thread(target=self._keep, args=(each,), daemon=True) for each in work]
+        for thread in self._threads:
+            thread.start()
         mirror.guard(folder, self.check)
 
     def _watched(self) -> bucket.Stored:
@@ -78,9 +90,10 @@ class Lease:
         now = bucket.read(self._object)
         if not (name := holder(now.value)):
             return now
-        logger.info(f"{self._folder}: held by {name}, unless it is gone; watching for {EXPIRE:g} s")
+        limit = _limit(now.value)
+        logger.info(f"{self._folder}: held by {name}, unless it is gone; watching for {limit:g} s")
         start = time.monotonic()
-        while time.monotonic() - start < EXPIRE:
+        while time.monotonic() - start < limit:
             time.sleep(_LOOK)
             later = bucket.read(self._object)
             if later.generation != now.generation:
@@ -95,13 +108,17 @@ class Lease:
 
     def _text(self) -> bytes:
         # Random, so that no two writes are alike: the stored text decides who has won.
-        return f"{self._me}\n{self._token}\n{time.time():.0f}\n{secrets.token_hex(8)}\n".encode()
+        return f"{self._me}\n{self._token}\n{time.time():.0f}\n{EXPIRE:g}\n{secrets.token_hex(8)}\n".encode()
 
     def _renew(self) -> None:
         with self._lock:
             if self._lost:
                 raise self._lost
             taken = bucket.swap(self._object, self._text(), self._generation)
+            # A write whose answer was lost, and that was stored after all.
+            now = bucket.read(self._object) if taken is None else None
+            if now is not None and token_of(now.value) == self._token:
+                taken = bucket.swap(self._object, self._text(), now.generation)
             if taken is None:
                 other = holder(bucket.read(self._object).value) or "another process"
                 self._lost = CheckpointError(
@@ -110,16 +127,15 @@ class Lease:
                 raise self._lost
             self._generation, self._renewed = taken.generation, time.monotonic()
 
-    def _keep(self) -> None:
+    def _keep(self, work: Callable[[], None]) -> None:
         failed = ""
         while not self._done.wait(RENEW):
             try:
-                self._renew()
-                mirror.sync(self._folder)
+                work()
                 failed = ""
             except CheckpointError:
                 return  # raised by the next `check`
-            except OSError as error:
+            except Exception as error:
                 # It may pass: the next save fails if it does not.
                 if str(error) != failed:
                     logger.warning(f"{error}; trying again")
@@ -141,7 +157,8 @@ class Lease:
     def close(self) -> None:
         """Writes what has changed to the bucket and gives the lease back; does neither where it was lost."""
         self._done.set()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
         try:
             self.check()
             mirror.sync(self._folder)
@@ -154,5 +171,11 @@ class Lease:
     def __enter__(self) -> "Lease":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except OSError as error:
+            # An error is on its way already, or a stop that has saved everything: this one must not hide it.
+            if kind is None:
+                raise
+            logger.warning(f"{error}; the last lines of log and metrics are not in the bucket")

@@ -103,7 +103,8 @@ def may_change(name: str) -> bool:
 def to_json(run: Run) -> dict[str, object]:
     """Returns a run as a JSON value, with the model's family as a field."""
     # The class of the model is not in its fields: the family says which one to build.
-    tree = dataclasses.asdict(run)
+    # A path that stands for an address is written as the address, which `from_json` turns back.
+    tree = json.loads(mirror.with_addresses(json.dumps(dataclasses.asdict(run))))
     return {**tree, "model": {"family": run.family, **tree["model"]}}
 
 

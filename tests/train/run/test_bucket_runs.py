@@ -95,13 +95,13 @@ def test_faults_change_no_step(run, bucket_store, door, tiny_words, tiny_run):
 def test_kills_at_any_moment_change_no_step(run, bucket_store, door, tiny_words, tmp_path, monkeypatch, count):
     """One process, or one of two, is killed at random moments, most of them in saves, until the run is done."""
     monkeypatch.setenv("CONTEXTURE_LEASE_SECONDS", "4")
-    rng, words = random.Random(count), [*tiny_words, "--save.every", "4", *SOON]
+    rng, words = random.Random(count), [*tiny_words, "--save.every", "4"]
 
     def started(folder: Path | str) -> list[subprocess.Popen]:
         if count == 1:
             return [door(*words, "--dir", folder, wait=False)]
         port = free_port()
-        return [start_process(door, words, folder, port, number, count) for number in range(count)]
+        return [start_process(door, [*words, *SOON], folder, port, number, count) for number in range(count)]
 
     assert [code for code, _ in finish(started(tmp_path / "disk"))] == [0] * count
     for _ in range(8):

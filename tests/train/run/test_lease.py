@@ -39,7 +39,8 @@ def taken(folder: Path) -> Lease | None:
 def stop(held: Lease) -> None:
     """The holder is gone, as after SIGKILL: it renews nothing, and gives nothing back."""
     held._done.set()
-    held._thread.join()
+    for thread in held._threads:
+        thread.join()
 
 
 @pytest.mark.parametrize("faults", [Faults(), Faults(refused=0.1, lost=0.1)], ids=["sound", "faulty"])
