@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from contexture.data.errors import DataError
+from contexture.data.mirror import with_addresses
 from contexture.data.storage import atomic_file
 from contexture.data.visible import visible
 from contexture.requests.arguments import check_place
@@ -59,6 +60,10 @@ def write_table(file: Path, rows: Sequence[Mapping[str, Cell]]) -> None:
     *.csv  numbers in full; a mean and its deviation in two columns
     """
     write = {".tex": _latex, ".csv": _csv}.get(file.suffix, _markdown)
+    # Names of runs in a bucket are its addresses.
+    rows = [
+        {name: with_addresses(cell) if isinstance(cell, str) else cell for name, cell in row.items()} for row in rows
+    ]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     with atomic_file(file) as part:
         part.write_text(write(columns, rows), "utf-8", newline="\n")

@@ -141,6 +141,8 @@ def local(path: Path | str) -> str:
         with _lock:
             refresh(place)
     _places.add(place)
+    # A bucket has every folder: a file may be written below any name.
+    place.parent.mkdir(parents=True, exist_ok=True)
     return str(place)
 
 

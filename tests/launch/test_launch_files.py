@@ -16,6 +16,7 @@ from contexture.cli import main as cli
 from contexture.train.run.signals import Interrupted
 from contexture.train.settings.run import Run
 from tests.conftest import ROOT
+from tests.helpers.buckets import BUCKET
 
 LAUNCH = ROOT / "launch"
 FILES = sorted(LAUNCH.iterdir())
@@ -63,10 +64,10 @@ def test_there_is_a_file_for_every_way():
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_the_command_of_a_file_is_one_that_trains(monkeypatch, file):
+def test_the_command_of_a_file_is_one_that_trains(monkeypatch, bucket_store, file):
     given: list[Run] = []
     monkeypatch.setattr("contexture.train.loop.train", lambda run, *_: given.append(run) or sys.exit(0))
-    program, *words = _command(file)
+    program, *words = (word.replace("BUCKET", BUCKET) for word in _command(file))
     assert program == "contexture" and cli.main(words) == 0
     (run,) = given
     assert run.mesh.distributed and run.dir and run.data.path

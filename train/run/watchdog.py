@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from contexture.data.cancel import CancelToken
+from contexture.data.mirror import with_addresses
 
 
 def stalled_file(process: int) -> str:
@@ -74,7 +75,7 @@ class Watchdog:
         with contextlib.suppress(OSError):
             print(
                 f"Stalled: no step, evaluation or save has ended for {silent:.0f} s (mesh.stall-minutes="
-                f"{self.limit / 60:g}); where each thread is: {self.file}; {self.state}",
+                f"{self.limit / 60:g}); where each thread is: {with_addresses(str(self.file))}; {self.state}",
                 file=sys.stderr,
                 flush=True,
             )

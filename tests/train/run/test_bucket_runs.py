@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from contexture.data.bucket import Address
+from contexture.train.checkpoints.manager import Checkpoints
+from contexture.train.run import lease
 from contexture.train.run.report import read_metrics
 from tests.helpers.buckets import BUCKET, Faults, Server
 from tests.helpers.commands import done, json_of, run_command
@@ -63,6 +66,21 @@ def test_a_run_in_a_bucket_is_that_on_a_disk(run, bucket_store, tiny_words, tmp_
     assert objects(bucket_store, again, "checkpoints/0/commit_success.txt") == [""]
     capsys.readouterr()
     assert run_command(capsys, *words, "--steps", 6, "--dir", again)[0] == 2  # imported: no training of its own
+
+
+def test_a_committed_step_has_its_metrics_in_the_bucket(run, bucket_store, tiny_words, monkeypatch):
+    """Whenever a kill comes: though nothing is written to the bucket by the clock."""
+    monkeypatch.setattr(lease, "RENEW", 1000.0)
+    lines: dict[int, int] = {}
+    committing = Checkpoints._read_back_from
+
+    def seen(self: Checkpoints, address: Address, last: bool) -> None:
+        committing(self, address, last)
+        lines[int(Path(address.key).name)] = len(losses(bucket_store, run))
+
+    monkeypatch.setattr(Checkpoints, "_read_back_from", seen)
+    done(*tiny_words, "--save.every", 2, "--steps", 6, "--dir", run)
+    assert lines.keys() == {2, 4, 6} and all(lines[step] >= step for step in lines), lines
 
 
 def test_what_is_not_in_the_bucket_is_one_line(run, tiny_words, capsys):
