@@ -21,10 +21,10 @@ ENTRYPOINT ["contexture"]
 
 # The lock as a constraint: jax stays at its version, and chooses the CUDA libraries that belong to it.
 FROM base AS cuda
-RUN pip install --no-cache-dir --no-build-isolation --constraint requirements-runtime.lock -e '.[cuda]'
+RUN pip install --no-cache-dir --no-build-isolation --constraint requirements-runtime.lock -e '.[cuda,gcs]'
 
 FROM base AS tpu
-RUN pip install --no-cache-dir --no-build-isolation --constraint requirements-runtime.lock -e '.[tpu]'
+RUN pip install --no-cache-dir --no-build-isolation --constraint requirements-runtime.lock -e '.[tpu,gcs]'
 
 # The last stage is what a build without --target makes.
 FROM base AS cpu

@@ -84,7 +84,9 @@ def test_an_image_for_a_device_adds_its_extra_at_the_locks_versions(device):
     base, own = list(_instructions("cpu")), list(_instructions(device))
     assert own[: len(base)] == base
     ((name, words),) = own[len(base) :]
-    assert name == "RUN" and words.endswith(f"-e '.[{device}]'") and "--constraint requirements-runtime.lock" in words
+    assert (
+        name == "RUN" and words.endswith(f"-e '.[{device},gcs]'") and "--constraint requirements-runtime.lock" in words
+    )
 
 
 def test_the_stages_of_the_page_are_those_of_the_file():

@@ -10,6 +10,7 @@ import secrets
 import shutil
 import time
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -86,6 +87,8 @@ def lock_folder(directory: Path) -> IO[str] | Lease:
                     f"{directory}: a training writes checkpoints by Orbax, which knows no s3://; give gs://…, or "
                     "a folder of a mounted bucket or disk (what is in s3 can be evaluated, exported and begun from)"
                 )
+            if not find_spec("gcsfs"):
+                raise ConfigError(f"{directory}: checkpoints in gs:// need gcsfs; pip install -e '.[gcs]'")
             lease_held = Lease(directory, address)
             # What was fetched before may be of the holder before, who has gone on since.
             mirror.fetch_again(directory)

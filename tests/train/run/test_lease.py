@@ -100,6 +100,12 @@ def test_a_damaged_lease_can_be_taken(run: Path) -> None:
         lock_folder(run).close()
 
 
+def test_a_missing_gcsfs_is_one_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("contexture.train.run.folder.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"checkpoints in gs:// need gcsfs; pip install -e '\.\[gcs\]'"):
+        lock_folder(run)
+
+
 def test_a_training_in_s3_is_refused_in_one_line() -> None:
     folder = Path(mirror.placed("s3://a-bucket/run"))
     with pytest.raises(ConfigError, match="a training writes checkpoints by Orbax, which knows no s3://; give gs://"):
