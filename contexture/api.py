@@ -300,6 +300,7 @@ def open(run: Place, step: int | Literal["best"] | None = None) -> "TrainedModel
     return TrainedModel(run, step, finetune)
 
 
+@with_places
 def load(run: Place, step: int | Literal["best"] | None = None) -> "tuple[Model, Params, Tokenizer]":
     """Loads (model, params, tokenizer) of a run, to compute with them in jax.
 

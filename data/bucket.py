@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SCHEMES = ("gs", "s3")
 _ADDRESS = re.compile(r"(gs|s3):/+([^/]+)(?:/+(.*))?", re.DOTALL)
 PIECE = 8 << 20
 """Bytes of an object that are held in memory at once."""

@@ -85,14 +85,14 @@ def lock_folder(directory: Path) -> IO[str] | Lease:
             if address.scheme == "s3":
                 raise ConfigError(
                     f"{directory}: a training writes checkpoints by Orbax, which knows no s3://; give gs://…, or "
-                    "a folder of a mounted bucket or disk (what is in s3 can be evaluated, exported and begun from)"
+                    "a folder of a mounted bucket or disk (runs in s3 can be evaluated, exported and fine-tuned)"
                 )
             if not find_spec("gcsfs"):
                 raise ConfigError(f"{directory}: checkpoints in gs:// need gcsfs; pip install -e '.[gcs]'")
-            lease_held = Lease(directory, address)
+            held = Lease(directory, address)
             # What was fetched before may be of the holder before, who has gone on since.
             mirror.fetch_again(directory)
-            return lease_held
+            return held
         # a+ neither truncates nor needs the file: its text names the holder until the lock is ours.
         lock = open(directory / "lock", "a+", encoding="utf-8")
     except OSError as error:

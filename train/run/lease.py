@@ -65,8 +65,8 @@ def current_holder(folder: Path) -> str:
 
 
 class Lease:
-    """The lease of a bucket's folder, renewed by a thread until it is closed; the thread also writes what has changed
-    in the folder to the bucket."""
+    """The lease of a bucket's folder until it is closed. One thread renews it; another one writes changed files to the
+    bucket."""
 
     def __init__(self, folder: Path, address: Address) -> None:
         """Raises: ConfigError where another process holds it; BucketError where the bucket fails."""

@@ -8,8 +8,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import pytest
 
+import contexture
 from contexture.data.bucket import Address
 from contexture.train.checkpoints.manager import Checkpoints
 from contexture.train.run import lease
@@ -60,6 +62,9 @@ def test_a_run_in_a_bucket_is_that_on_a_disk(run, bucket_store, tiny_words, tmp_
     # What reads a run reads it there, and writes there.
     printed = json_of("evaluate", run)
     assert printed["metrics"] == json_of("evaluate", tmp_path / "disk")["metrics"]
+    # In Python too, and what is returned names the bucket.
+    assert len(jax.tree.leaves(contexture.load(run)[1])) == len(jax.tree.leaves(contexture.load(tmp_path / "disk")[1]))
+    assert contexture.evaluate(run)["run"] == run
     model, again = run.replace("/run", "/model"), run.replace("/run", "/again")
     done("export", run, "hf", "--to", model)
     done("import", "hf", model, "--to", again)
