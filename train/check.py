@@ -46,7 +46,7 @@ class Row(NamedTuple):
     check: str
     state: Literal["ok", "missing", "not tested"]
     """Missing: a run would fail, or leave devices unused."""
-    found: str
+    detail: str
     """What is there; where something is missing also how to mend it."""
 
 
@@ -81,13 +81,13 @@ def _devices(environ: Mapping[str, str]) -> list[Row]:
     except ConfigError as error:
         return [Row("devices", "missing", str(error))]
     kinds = [device.device_kind for device in devices]
-    found = ", ".join(f"{kinds.count(kind)} × {kind}" for kind in dict.fromkeys(kinds))
-    rows = [Row("devices", "ok", found)]
+    detail = ", ".join(f"{kinds.count(kind)} × {kind}" for kind in dict.fromkeys(kinds))
+    rows = [Row("devices", "ok", detail)]
     # jax falls back to the CPU without an error. Nobody rents a machine with an accelerator for that.
     if devices[0].platform == "cpu" and not environ.get("JAX_PLATFORMS"):
         if extra := "cuda" if has_gpu() else "tpu" if may_have_tpu() else "":
             mend = f"jax does not use this machine's {'GPU' if has_gpu() else 'TPU'}; install the extra [{extra}]"
-            rows = [Row("devices", "missing", f"{found}; {mend}, or set JAX_PLATFORMS=cpu")]
+            rows = [Row("devices", "missing", f"{detail}; {mend}, or set JAX_PLATFORMS=cpu")]
     if line := launchers.idle_gpus(environ, launchers.visible_gpus(environ)):
         rows.append(Row("GPUs of processes", "missing", line))
     return rows
@@ -173,8 +173,8 @@ def _folder(folder: Path) -> list[Row]:
     free = shutil.disk_usage(place).free / 2**30
     rows = [Row("dir", "ok", f"{where} can be written; {free:,.1f} GiB are free")]
     if abs(skew) > MOST_SKEW:
-        found = f"{abs(skew):,.0f} s {'behind' if skew > 0 else 'ahead of'} the file server of {place}"
-        rows.append(Row("clock of dir", "missing", f"{found}; start a time service (chrony)"))
+        detail = f"{abs(skew):,.0f} s {'behind' if skew > 0 else 'ahead of'} the file server of {place}"
+        rows.append(Row("clock of dir", "missing", f"{detail}; start a time service (chrony)"))
     return rows
 
 
@@ -185,13 +185,15 @@ def _clock() -> Row:
     passed, elapsed = time.time() - before, time.monotonic() - steady
     # This file was written when the package was installed: no clock that goes right is before that.
     installed = Path(__file__).stat().st_mtime
-    found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(before))
+    detail = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(before))
     if before < installed:
         day = time.strftime("%Y-%m-%d", time.gmtime(installed))
-        return Row("clock", "missing", f"{found} is before the installation of {day}; start a time service (chrony)")
+        return Row("clock", "missing", f"{detail} is before the installation of {day}; start a time service (chrony)")
     if elapsed <= 0 or abs(passed - elapsed) > 1:
-        return Row("clock", "missing", f"{found}, and it jumped by {passed - elapsed:+.1f} s; look at the time service")
-    return Row("clock", "ok", found)
+        return Row(
+            "clock", "missing", f"{detail}, and it jumped by {passed - elapsed:+.1f} s; look at the time service"
+        )
+    return Row("clock", "ok", detail)
 
 
 def _port(environ: Mapping[str, str]) -> Row:

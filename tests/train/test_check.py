@@ -25,9 +25,9 @@ CPU = {"JAX_PLATFORMS": "cpu"}
 
 
 def _rows(folder: str = "", environ: dict[str, str] | None = None) -> dict[str, tuple[str, str]]:
-    """Each row of a table: name → (state, what was found)."""
+    """Each row of a table: name → (state, detail)."""
     return {
-        row["check"]: (row["state"], row["found"]) for row in check_host(folder, {**CPU, **(environ or {})})["checks"]
+        row["check"]: (row["state"], row["detail"]) for row in check_host(folder, {**CPU, **(environ or {})})["checks"]
     }
 
 
@@ -46,8 +46,8 @@ def test_a_host_that_has_all_is_fine(tmp_path):
     rows = {row["check"]: row for row in result["checks"]}
     assert {"devices", "python", "jax", "orbax-checkpoint", "dir", "clock", "port", "open files"} <= rows.keys()
     assert {row["state"] for row in rows.values()} == {"ok", "not tested"}
-    assert rows["port"]["state"] == "not tested" and rows["jax"]["found"] == jax.__version__
-    assert f"its parent {tmp_path} can be written" in rows["dir"]["found"] and not list(tmp_path.iterdir())
+    assert rows["port"]["state"] == "not tested" and rows["jax"]["detail"] == jax.__version__
+    assert f"its parent {tmp_path} can be written" in rows["dir"]["detail"] and not list(tmp_path.iterdir())
 
 
 def test_the_table_is_for_people_and_the_exit_code_for_scripts(tmp_path, capsys):
@@ -71,8 +71,8 @@ def test_no_device_is_a_row_and_the_others_follow(monkeypatch):
 def test_an_accelerator_that_jax_does_not_use_is_missing(monkeypatch, gpu, extra):
     monkeypatch.setattr(check, "has_gpu", lambda: gpu)
     monkeypatch.setattr(check, "may_have_tpu", lambda: not gpu)
-    state, found = _rows(environ={"JAX_PLATFORMS": ""})["devices"]
-    assert state == "missing" and f"install the extra [{extra}]" in found
+    state, detail = _rows(environ={"JAX_PLATFORMS": ""})["devices"]
+    assert state == "missing" and f"install the extra [{extra}]" in detail
     assert _rows()["devices"][0] == "ok", "the user chose the CPU"
 
 
@@ -83,17 +83,17 @@ def test_gpus_that_no_process_uses_are_missing(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("line", "name", "found"),
+    ("line", "name", "detail"),
     [
         ("jax<0.2,>=0.1", "jax", f"{jax.__version__}; pip install 'jax<0.2,>=0.1'"),
         ("none-such>=1", "none-such", "not installed; pip install 'none-such>=1'"),
         ("wandb<0.1; extra == 'wandb'", "wandb", ""),
     ],
 )
-def test_a_package_that_does_not_fit_is_named_with_the_mend(monkeypatch, line, name, found):
+def test_a_package_that_does_not_fit_is_named_with_the_mend(monkeypatch, line, name, detail):
     own = _metadata(">=3.11", line)
     monkeypatch.setattr(metadata, "metadata", lambda name: own)
-    assert _rows().get(name, ("missing", "")) == ("missing", found)
+    assert _rows().get(name, ("missing", "")) == ("missing", detail)
 
 
 def test_another_python_is_missing(monkeypatch):
@@ -108,8 +108,8 @@ def test_a_folder_without_rights_is_missing_and_left_as_it_was(monkeypatch, tmp_
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(check.os, step, fails)
-    state, found = _rows(str(tmp_path))["dir"]
-    assert state == "missing" and found.startswith(f"{tmp_path}: Permission denied; give --dir a folder")
+    state, detail = _rows(str(tmp_path))["dir"]
+    assert state == "missing" and detail.startswith(f"{tmp_path}: Permission denied; give --dir a folder")
     assert not list(tmp_path.iterdir())
 
 
@@ -127,11 +127,11 @@ def test_a_path_that_a_run_would_refuse_is_missing(tmp_path):
 
 def test_a_bucket_is_written_to_and_its_conditions_are_tried(bucket_store: Server, monkeypatch):
     address = f"gs://{BUCKET}/checked/run"
-    state, found = _rows(address)["dir"]
-    assert state == "ok" and "refused to a second writer" in found and not bucket_store.names("checked")
+    state, detail = _rows(address)["dir"]
+    assert state == "ok" and "refused to a second writer" in detail and not bucket_store.names("checked")
     monkeypatch.setattr(bucket_store, "honours_preconditions", False)
-    state, found = _rows(address)["dir"]
-    assert state == "missing" and "ignores conditions on writes" in found
+    state, detail = _rows(address)["dir"]
+    assert state == "missing" and "ignores conditions on writes" in detail
     monkeypatch.setenv("CONTEXTURE_BUCKET_SECONDS", "1")
     bucket_store.faults = Faults(silent=True)
     assert _rows(address)["dir"][0] == "missing"
@@ -140,14 +140,14 @@ def test_a_bucket_is_written_to_and_its_conditions_are_tried(bucket_store: Serve
 
 def test_a_clock_before_the_installation_is_missing(monkeypatch):
     monkeypatch.setattr(check.time, "time", lambda: 1e9)
-    state, found = _rows()["clock"]
-    assert state == "missing" and found.startswith("2001-09-09 01:46:40 UTC is before the installation of")
+    state, detail = _rows()["clock"]
+    assert state == "missing" and detail.startswith("2001-09-09 01:46:40 UTC is before the installation of")
 
 
 def test_a_clock_that_jumps_is_missing(monkeypatch):
     readings = iter((2e9, 2e9 + 3600))
     monkeypatch.setattr(check, "time", SimpleNamespace(**vars(time) | {"time": lambda: next(readings)}))
-    assert "it jumped by +3600.0 s" in check._clock().found
+    assert "it jumped by +3600.0 s" in check._clock().detail
 
 
 @pytest.mark.parametrize(("seconds", "word"), [(100, "behind"), (-100, "ahead of")])
@@ -159,8 +159,8 @@ def test_a_clock_unlike_the_file_servers_is_missing(monkeypatch, tmp_path, secon
         os.utime(whole, (time.time() + seconds,) * 2)
 
     monkeypatch.setattr(check.os, "rename", later)
-    state, found = _rows(str(tmp_path))["clock of dir"]
-    assert state == "missing" and f" s {word} the file server of {tmp_path}; start a time service" in found
+    state, detail = _rows(str(tmp_path))["clock of dir"]
+    assert state == "missing" and f" s {word} the file server of {tmp_path}; start a time service" in detail
 
 
 def _job(address: str, number: int = 0) -> dict[str, str]:
@@ -170,8 +170,8 @@ def _job(address: str, number: int = 0) -> dict[str, str]:
 def test_the_port_of_process_0_is_free_or_missing():
     with socket.create_server(("127.0.0.1", 0)) as held:
         address = f"127.0.0.1:{held.getsockname()[1]}"
-        state, found = _rows(environ=_job(address))["port"]
-        assert state == "missing" and found.startswith(f"{address}: Address already in use; end what holds it")
+        state, detail = _rows(environ=_job(address))["port"]
+        assert state == "missing" and detail.startswith(f"{address}: Address already in use; end what holds it")
         assert _rows(environ=_job(address, 1))["port"] == ("ok", f"process 1 reaches the host of {address}")
     assert _rows(environ=_job(address))["port"] == ("ok", f"process 0 can listen at {address}")
 
@@ -189,8 +189,8 @@ def test_a_host_where_nobody_listens_yet_is_reached():
     ],
 )
 def test_an_address_that_is_none_is_missing(address, line):
-    state, found = _rows(environ=_job(address, 1))["port"]
-    assert state == "missing" and found.startswith(line)
+    state, detail = _rows(environ=_job(address, 1))["port"]
+    assert state == "missing" and detail.startswith(line)
 
 
 def test_a_host_that_does_not_answer_is_missing(monkeypatch):
@@ -198,8 +198,8 @@ def test_a_host_that_does_not_answer_is_missing(monkeypatch):
         raise TimeoutError("timed out")
 
     monkeypatch.setattr(check.socket.socket, "connect", fails)
-    state, found = _rows(environ=_job("127.0.0.1:8476", 1))["port"]
-    assert state == "missing" and "timed out; let port 8476 of process 0's host through the firewall" in found
+    state, detail = _rows(environ=_job("127.0.0.1:8476", 1))["port"]
+    assert state == "missing" and "timed out; let port 8476 of process 0's host through the firewall" in detail
 
 
 def test_limits_that_are_too_low_are_missing(monkeypatch):
