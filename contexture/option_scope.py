@@ -65,7 +65,8 @@ _SCOPES: dict[str, _Scope] = {
     ),
     **_of_families(),
     **dict.fromkeys(
-        ("data.tokenizer", "data.vocabulary"), _Scope("pretraining on text", lambda run: not _is_task(run))
+        ("data.cache_gb", "data.tokenizer", "data.vocabulary"),
+        _Scope("pretraining on text", lambda run: not _is_task(run)),
     ),
     "model.stateful": _Scope(
         f"pretraining {_called(lambda text: text.continues_rows)}",

@@ -110,7 +110,9 @@ def joined(starts: I64, lengths: I64) -> tuple[I64, I64]:
     return starts[apart], np.add.reduceat(lengths, apart)
 
 
-class _Bytes(Protocol):
+class Bytes(Protocol):
+    """Bytes by their place, wherever they lie."""
+
     def read(self, count: int, at: int) -> bytes: ...
 
 
@@ -129,7 +131,7 @@ class Memory:
 class Column(Generic[Item]):
     """Items of a dtype by their place."""
 
-    bytes: _Bytes
+    bytes: Bytes
     dtype: np.dtype[Item]
 
     def read(self, starts: I64, lengths: I64) -> NDArray[Item]:

@@ -131,6 +131,26 @@ def read_range(address: Address, first: int, last: int | None, generation: bytes
     return Stored(bytes(answer.value) if answer.state == "value" else None, answer.stamp.generation)
 
 
+def read_ranges(ranges: Sequence[tuple[Address, int, int]]) -> list[bytes]:
+    """Returns bytes first … last-1 of several objects, all requests under way together.
+
+    Raises:
+        BucketError: as `read`, and where an object is missing or shorter.
+    """
+    # TensorStore itself bounds how many are on the wire at once.
+    waiting = [
+        (address, last - first, _store(address.scheme, address.bucket).read(address.key, byte_range=slice(first, last)))
+        for address, first, last in ranges
+    ]
+    values = []
+    for address, size, future in waiting:
+        value = bytes(_result(address, lambda future=future: future, size).value)
+        if len(value) != size:
+            raise BucketError(address, "is missing, or shorter than it was; put it back")
+        values.append(value)
+    return values
+
+
 def write(address: Address, value: bytes) -> bytes:
     """Writes an object whole, in place of one there; returns its generation. Raises: as `read`."""
     store = _store(address.scheme, address.bucket)

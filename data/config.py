@@ -88,6 +88,8 @@ class DataConfig:
     features: Literal["disk", "off"] = "disk"
     """Where the outputs of a frozen backbone are kept. disk: in the run's folder, computed once for all steps. off:
     nowhere, computed for each step."""
+    cache_gb: float = 20.0
+    """Gigabytes of local disk in which each process keeps parts of shards that lie in a bucket."""
     negatives: int = 8192
     """How many words are sampled as negatives for each step and direction (sampled softmax); 0 is the softmax over all
     words."""
@@ -100,6 +102,8 @@ class DataConfig:
             raise ValueError(f"data.length={self.length} is not a positive number of tokens")
         if self.max_predictions < 0:
             raise ValueError(f"data.max-predictions={self.max_predictions} is not a number of tokens; give 0 or more")
+        if not 0.0 <= self.cache_gb < math.inf:
+            raise ValueError(f"data.cache-gb={self.cache_gb} is not a number of gigabytes from 0 on")
         # The first three rows of the table are for nothing, <S> and </S> (`elmo_char_ids.FIRST_WORD`).
         if self.word_types < 0 or 0 < self.word_types < 3:
             raise ValueError(f"data.word-types={self.word_types} has no room for the three marks; give more, or 0")

@@ -10,9 +10,7 @@ An object is written whole, so a reader sees the old one or the new one. Files t
 as one object and parts that follow it, and joined when they are fetched.
 """
 
-import atexit
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -26,6 +24,7 @@ from pathlib import Path
 
 from contexture.data import bucket
 from contexture.data.bucket import Address, parse_address
+from contexture.data.process_folder import process_folder
 
 APPENDED = ("metrics.jsonl", "log.txt")
 """Files that are only added to, between two writes of the whole."""
@@ -35,6 +34,8 @@ _COMMITTED = "commit_success.txt"
 """Orbax writes this object last: a checkpoint without it was never finished."""
 _LAST = ("index.json", "run.json")
 """What makes a folder a run, or shards: written after everything else."""
+_BY_RANGES = re.compile(r"((?:.*/)?)(?:sentences|train|dev|tokens-[0-9]+)\.bin")
+"""Files of shards that are read by ranges, where the digests of their blocks lie beside them."""
 
 _lock = threading.RLock()
 _roots: list[Path] = []
@@ -48,6 +49,8 @@ _places: set[Path] = set()
 """The paths that `local` has returned."""
 _looked: dict[Path, float] = {}
 """When each folder of checkpoints was listed last: a training asks after each step."""
+_left: set[Path] = set()
+"""Files of _BY_RANGES that were left in the bucket."""
 _GLANCE = 5.0
 """Seconds for which the list is taken as it is."""
 _guards: dict[Path, Callable[[], None]] = {}
@@ -69,38 +72,11 @@ def check_guard(path: Path) -> None:
             check()
 
 
-# Temporary folder and known files are of this process alone: two processes on one machine never share them.
 def _root() -> Path:
-    """Returns the temporary folder of this process, which is removed when it ends."""
+    # Folder and known files are of this process alone: two processes on one machine never share them.
     if not _roots:
-        # Of processes that were killed: nobody else removes their folders.
-        for left in Path(tempfile.gettempdir()).glob("contexture-mirror-*"):
-            if _held(left) is not None:
-                shutil.rmtree(left, ignore_errors=True)
-        _roots.append(Path(os.path.realpath(tempfile.mkdtemp(prefix="contexture-mirror-"))))
-        _held(_roots[0])
-        atexit.register(_remove, os.getpid())
+        _roots.append(process_folder())
     return _roots[0]
-
-
-def _remove(owner: int) -> None:
-    # Not in a forked child, which has inherited the list.
-    if os.getpid() == owner:
-        shutil.rmtree(_roots[0], ignore_errors=True)
-
-
-def _held(root: Path) -> int | None:
-    """Locks a temporary folder for as long as this process lives; returns None where another process has it."""
-    # Not by process numbers, which mean nothing between containers. The lock ends with its process, however it ends.
-    number = None
-    try:
-        number = os.open(root, os.O_RDONLY)
-        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        if number is not None:
-            os.close(number)
-        return None
-    return number
 
 
 def address_of(path: Path | str) -> Address | None:
@@ -204,11 +180,13 @@ def refresh(folder: Path) -> None:
     wanted = [name for name in names if name not in late and not _is_part(name)]
     # run.json and the metrics change while a run goes on; the other files are written once.
     changing = ("run.json", *APPENDED) if not _owned(folder) else ()
+    by_ranges = {name for name in wanted if (match := _BY_RANGES.fullmatch(name)) and f"{match[1]}digests.bin" in names}
+    _left.update(folder / name for name in by_ranges)
     _fetch(
         [
             (address / name, folder / name)
             for name in wanted
-            if folder / name not in _known or Path(name).name in changing
+            if name not in by_ranges and (folder / name not in _known or Path(name).name in changing)
         ]
     )
     _join(address, folder, names)
@@ -217,6 +195,11 @@ def refresh(folder: Path) -> None:
         _refresh_steps(
             folder / checkpoints, [name[len(checkpoints) :] for name in names if name.startswith(checkpoints)]
         )
+
+
+def is_left(file: Path) -> bool:
+    """Returns whether a file of shards lies in the bucket alone. `fetched` fetches it whole."""
+    return file in _left and not file.exists()
 
 
 def _owned(folder: Path) -> bool:

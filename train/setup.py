@@ -231,10 +231,10 @@ def _resolve_shards(run: Run, directory: Path, cancel: CancelToken) -> tuple[Sha
             raise ConfigError(
                 f"{prepared} was prepared with what it holds out; leave data.dev and data.dev-fraction out"
             )
-        shards = Shards.open(prepared)
+        shards = Shards.open(prepared, run.data.cache_gb)
         return shards, shards.tokenizer
     if own.exists():
-        shards = Shards.open(own)
+        shards = Shards.open(own, run.data.cache_gb)
         if changed := shards.sources_changed(run.data):
             raise ConfigError(f"{directory}: {changed}; put the text back, or give another --dir")
         return shards, load_tokenizer(directory / "tokenizer", run.data.lowercase)

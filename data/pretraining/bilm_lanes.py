@@ -145,12 +145,13 @@ class LaneBatches(_Lanes):
         self.examples_per_epoch = -(-self.pairs // self.length)
 
     def notes(self) -> list[str]:
-        """Says how often the table of distinct words was too small."""
+        """Says how often the table of distinct words was too small, and what was fetched from a bucket."""
         if not self.longer_tables:
-            return []
+            return self.shards.notes()
         return [
+            *self.shards.notes(),
             f"{self.longer_tables:,} batches had more distinct words than data.word-types={self._types}, and took a "
-            "larger table; raise it if that is often"
+            "larger table; raise it if that is often",
         ]
 
     def describe(self) -> str:

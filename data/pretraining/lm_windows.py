@@ -166,8 +166,8 @@ class WindowBatches(_Windows):
         self.examples_per_epoch = (self.row.tokens - self._shifts) // self.length
 
     def notes(self) -> list[str]:
-        """Returns no notes."""
-        return []
+        """Returns what was fetched from a bucket."""
+        return self.shards.notes()
 
     def describe(self) -> str:
         """Describes the training data, in a sentence."""

@@ -388,8 +388,8 @@ class PairBatches:
             yield self.lengths_of(places % self.examples_per_epoch)
 
     def notes(self) -> list[str]:
-        """Returns no notes."""
-        return []
+        """Returns what was fetched from a bucket."""
+        return self.shards.notes()
 
     def describe(self) -> str:
         """Describes the training data, in a sentence."""

@@ -6,12 +6,14 @@
     train.bin, dev.bin   i64 [documents, 2], each document's first sentence and the sentence after its last
     unigrams.bin         i64 [V], how often each id occurs in the train split
     words.txt            lanes only: the words that the vocabulary lacks, V, V+1, …, a word a line
+    digests.bin          digests of the blocks of the files above that are read by position (`data.block_cache`)
     tokenizer/           the tokenizer that made them
     index.json           "format": 1, counts, size and sha256 of each file and source, a fingerprint of all that; for
                          windows "stream" and "documents", as in data/config.py; for lanes "stream", and how many words
                          are "unknown", and how many "cut"
 
-Everything is read by position (pread): nothing is held or mapped, so memory does not grow with the text.
+Everything is read by position (pread): nothing is held or mapped, so memory does not grow with the text. Of shards in a
+bucket, only the blocks are fetched that rows lie in, and each is compared with its digest.
 `data.pretraining.tokenize_corpus` writes the folder.
 """
 
@@ -22,27 +24,31 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data import mirror
-from contexture.data.binary_files import (
-    I64,
-    File,
-    FileEntry,
-    HashingWriter,
-    Int64Writer,
-    check_bytes,
-    fingerprint_of,
-    joined,
-    misfit,
-)
+from contexture.data.binary_files import I64, Bytes, File, HashingWriter, Int64Writer, check_bytes, joined
+from contexture.data.block_cache import BlockCache, Piece
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.plain_files import read_plain
+from contexture.data.pretraining.shards_index import (
+    DIGESTS,
+    INDEX,
+    MADE_FOR,
+    MEND,
+    PAIRS,
+    SPLITS,
+    UNKNOWN,
+    ShardsIndex,
+    SplitCounts,
+    by_position,
+    file_sizes,
+    read_index,
+)
 from contexture.data.text import hub
 from contexture.data.text.sources import Source, present
 from contexture.data.tokenizers.base import Tokenizer
@@ -50,95 +56,10 @@ from contexture.data.tokenizers.elmo_char_ids import BEGIN_ROW, END_ROW, WIDTH, 
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.word_level import word_tokenizer
 
-FORMAT = 1
-INDEX = "index.json"
-UNKNOWN = "words.txt"
-SPLITS = ("train", "dev")
-PER_FILE = 1 << 27
-"""Ids in a token file."""
 _SMALL = 1 << 20
 """Bytes up to which a file is read and compared with its sha256 whenever the shards are opened."""
-_MEND = "prepare the text again into another folder"
 _WORDS = 1 << 14
 """Words whose characters are looked up together."""
-
-_COUNTS = {"documents": int, "sentences": int, "tokens": int, "blocks": [int]}
-_INDEX = {
-    "tokenizer": str,
-    "vocabulary": int,
-    "dtype": str,
-    "per_file": int,
-    "sentences": int,
-    "tokens": int,
-    "split_sentences": bool,
-    "dev_fraction": float,
-    "splits": {name: _COUNTS for name in SPLITS},
-    "sources": [{"name": str, "size": int, "sha256": str, "split": str, "sentences": [int]}],
-    "files": dict,
-    "fingerprint": str,
-}
-"""The type of everything in index.json: whole numbers are not negative, lists hold any number of one type."""
-_OF_LANES = {"unknown": {"words": int, "bytes": int}, "cut": {"words": int, "times": int}}
-_MADE_FOR = {"stream": ("sentence_pairs", "windows", "lanes"), "documents": ("blank_lines", "files")}
-"""What shards may be made for, as in `data.config`; index.json may leave out the first."""
-
-
-class SplitCounts(TypedDict):
-    """A split's entry in index.json."""
-
-    documents: int
-    sentences: int
-    tokens: int
-    blocks: list[int]
-
-
-class SourceEntry(TypedDict):
-    """A source's entry in index.json."""
-
-    name: str
-    size: int
-    sha256: str
-    split: str
-    """The split that it was given for; with dev_fraction, both splits have some of it."""
-    sentences: list[int]
-    """Its first sentence, the first one held out, and the one after its last."""
-
-
-class UnknownWords(TypedDict):
-    """Words that the vocabulary of lanes lacks: how many, and the size of their file."""
-
-    words: int
-    bytes: int
-
-
-class CutWords(TypedDict):
-    """Words of lanes with more bytes than are read: how many, and how many times they occur."""
-
-    words: int
-    times: int
-
-
-class ShardsIndex(TypedDict):
-    """The content of index.json. Only lanes have `unknown` and `cut`."""
-
-    format: int
-    tokenizer: str
-    """The tokenizer's fingerprint."""
-    vocabulary: int
-    dtype: str
-    per_file: int
-    sentences: int
-    tokens: int
-    split_sentences: bool
-    dev_fraction: float
-    splits: dict[str, SplitCounts]
-    sources: list[SourceEntry]
-    files: dict[str, FileEntry]
-    fingerprint: str
-    stream: NotRequired[str]
-    documents: NotRequired[str]
-    unknown: UnknownWords
-    cut: CutWords
 
 
 @dataclass(frozen=True)
@@ -150,7 +71,7 @@ class Split:
     sentences: int
     tokens: int
     blocks: tuple[int, ...]
-    file: File
+    file: Bytes
 
     def bounds(self, first: int, last: int) -> I64:
         """Returns the first sentence and the one after the last of documents first … last-1, i64 [n, 2]."""
@@ -168,8 +89,8 @@ class Split:
 class Shards:
     """A folder of shards, opened for reading by any number of threads."""
 
-    def __init__(self, folder: Path, index: ShardsIndex) -> None:
-        """index: the content of index.json, as `_read_index` has checked it."""
+    def __init__(self, folder: Path, index: ShardsIndex, cache_gb: float) -> None:
+        """index: the content of index.json, as `read_index` has checked it. cache_gb: as in `data.config`."""
         self.folder = folder
         self.index = index
         self.vocabulary: int = index["vocabulary"]
@@ -179,17 +100,31 @@ class Shards:
         """sha256 (hex) over the tokenizer, the bytes of the sources and of every file, and how they were cut and split:
         the same for the same text and tokenizer on any machine."""
         self.tokenizer_fingerprint: str = index["tokenizer"]
-        self.stream, self.documents = (str(index.get(name, may[0])) for name, may in _MADE_FOR.items())
+        self.stream, self.documents = (str(index.get(name, may[0])) for name, may in MADE_FOR.items())
         """The stream that they were prepared for (`data.config.Stream`), and what a document is (data.documents)."""
         self.labels: tuple[str, ...] = ()
         self.counts: tuple[int, ...] = ()
         """Empty: text has no labels. A task's examples (`tasks.example_store`) have some."""
         self.dtype = np.dtype(index["dtype"])
-        self.splits = {name: _split(folder, name, index["splits"][name]) for name in SPLITS}
         self._per_file: int = index["per_file"]
-        self._offsets = File(folder / "sentences.bin")
+        # Shards in a bucket: blocks of all files go through one cache.
+        self._cache = _block_cache(folder, index, cache_gb)
+        self.splits = {name: self._split(name, index["splits"][name]) for name in SPLITS}
+        self._offsets = self._file("sentences.bin")
         # In their order: token t is in file t // per_file.
-        self._tokens = [File(folder / name) for name in _sizes(index) if name.startswith("tokens-")]
+        self._names = [name for name in file_sizes(index) if name.startswith("tokens-")]
+        self._tokens = [self._file(name) for name in self._names]
+
+    def _file(self, name: str) -> Bytes:
+        return (
+            _InBlocks(self._cache, name)
+            if self._cache and mirror.is_left(self.folder / name)
+            else File(self.folder / name)
+        )
+
+    def _split(self, name: str, counts: SplitCounts) -> Split:
+        file, blocks = self._file(f"{name}.bin"), tuple(counts["blocks"])
+        return Split(name, counts["documents"], counts["sentences"], counts["tokens"], blocks, file)
 
     @staticmethod
     def is_at(folder: str | Path) -> bool:
@@ -203,25 +138,37 @@ class Shards:
         return isinstance(index, dict) and {"format", "tokenizer", "splits"} <= index.keys()
 
     @staticmethod
-    def open(folder: str | Path) -> "Shards":
-        """Raises: DataError where there are no shards or they have another format, where the index is not as it was
-        written, where a file is missing or has another size, or where a small one has other bytes (`verify` reads
-        all)."""
+    def open(folder: str | Path, cache_gb: float = DataConfig.cache_gb) -> "Shards":
+        """Opens a folder.
+
+        Args:
+            folder: of shards.
+            cache_gb: as in `data.config`, for shards in a bucket.
+
+        Raises:
+            DataError: where there are no shards or they have another format, where the index is not as it was written,
+                where a file is missing or has another size, or where a small one has other bytes (`verify` reads all).
+        """
         folder = Path(folder)
-        index = _read_index(folder)
-        for name, size in _sizes(index).items():
+        index = read_index(folder)
+        for name, size in file_sizes(index).items():
             file = folder / name
+            # Pairs are planned from the lengths of all sentences: their files are needed whole, but not the tokens.
+            if mirror.is_left(file) and not name.startswith("tokens-") and index.get("stream", PAIRS) == PAIRS:
+                mirror.fetched(file)
+            # Blocks of a bucket are compared with their digests as they are fetched.
+            if mirror.is_left(file):
+                continue
             # Sizes are compared for all files, since that costs nothing; bytes below.
             if not file.is_file():
-                raise DataError(f"{file}: missing; {_MEND}")
+                raise DataError(f"{file}: missing; {MEND}")
             if file.stat().st_size != size:
-                raise DataError(f"{file}: {file.stat().st_size} bytes where the index says {size}; {_MEND}")
-        shards = Shards(folder, index)
+                raise DataError(f"{file}: {file.stat().st_size} bytes where the index says {size}; {MEND}")
         # Small files are compared whole each time: a flipped bit in them would move whole documents.
-        for name, size in _sizes(index).items():
+        for name, size in file_sizes(index).items():
             if size <= _SMALL:
-                shards._verify(name)
-        return shards
+                _verify(folder, index, name)
+        return Shards(folder, index, cache_gb)
 
     def verify(self, cancel: CancelToken = NEVER) -> None:
         """Reads every file once, on all cores, in bounded memory, and compares it with what was written.
@@ -232,15 +179,12 @@ class Shards:
         # Reading and hashing release the interpreter's lock, so threads use all cores.
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             try:
-                for _ in pool.map(lambda name: self._verify(name, cancel), self.index["files"]):
+                for _ in pool.map(lambda name: _verify(self.folder, self.index, name, cancel), self.index["files"]):
                     pass
             except BaseException:
                 # A damaged file or a signal ends the check: files that no thread has started to read are skipped.
                 pool.shutdown(cancel_futures=True)
                 raise
-
-    def _verify(self, name: str, cancel: CancelToken = NEVER) -> None:
-        check_bytes(self.folder / name, self.index["files"][name]["sha256"], _MEND, cancel)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -248,7 +192,7 @@ class Shards:
         tokenizer = load_tokenizer(self.folder / "tokenizer")
         # Another tokenizer would decode the ids to other text, and without an error where it has as many.
         if tokenizer.fingerprint != self.tokenizer_fingerprint:
-            raise DataError(f"{self.folder / 'tokenizer'}: not the tokenizer that made these shards; {_MEND}")
+            raise DataError(f"{self.folder / 'tokenizer'}: not the tokenizer that made these shards; {MEND}")
         return tokenizer
 
     @cached_property
@@ -260,7 +204,7 @@ class Shards:
         """
         vocabulary = word_tokenizer(self.tokenizer).vocabulary
         # `open` compares small files only, and this one may be large.
-        self._verify(UNKNOWN)
+        _verify(self.folder, self.index, UNKNOWN)
         # The file ends in a line feed: nothing follows the last one.
         words = [*vocabulary, *read_plain(self.folder / UNKNOWN).decode("utf-8").split("\n")[:-1]]
         # u16 is half of what a batch holds, since there may be millions of words.
@@ -299,16 +243,25 @@ class Shards:
         """Spans of the row of all tokens, joined: starts i64 [n], lengths i64 [n] → ids [sum of lengths]."""
         # Spans that touch are one read, as for documents side by side.
         starts, lengths = joined(starts, lengths)
-        width, per, files = self.dtype.itemsize, self._per_file, self._tokens
-        pieces = []
+        width, per = self.dtype.itemsize, self._per_file
+        pieces: list[tuple[int, int, int]] = []
         for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
             file, at = divmod(start, per)
             # A span may run on into the next files.
             while at + length > per:
-                pieces.append(files[file].read((per - at) * width, at * width))
+                pieces.append((file, (per - at) * width, at * width))
                 file, at, length = file + 1, 0, length - (per - at)
-            pieces.append(files[file].read(length * width, at * width))
-        return np.frombuffer(b"".join(pieces), self.dtype)
+            pieces.append((file, length * width, at * width))
+        # All of a batch at once, where they come over a network.
+        if self._cache:
+            read = self._cache.read([Piece(self._names[file], count, at) for file, count, at in pieces])
+        else:
+            read = [self._tokens[file].read(count, at) for file, count, at in pieces]
+        return np.frombuffer(b"".join(read), self.dtype)
+
+    def notes(self) -> list[str]:
+        """Returns what a user should know after training: how much was fetched from a bucket."""
+        return [line] if self._cache and (line := self._cache.describe()) else []
 
     def sources_changed(self, config: DataConfig) -> str:
         """Returns a sentence saying how the text that `config` names differs by name or size from the text that was
@@ -343,58 +296,34 @@ def _still(path: str) -> list[Source]:
         return []
 
 
-def _read_index(folder: Path) -> ShardsIndex:
-    """Returns the content of index.json. Raises: DataError where it is missing, of another format, or not as it was
-    written."""
-    file = folder / INDEX
-    try:
-        index = json.loads(read_plain(file))
-        format = index["format"]
-    except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"{folder}: holds no shards ({INDEX} is missing); {_MEND}") from None
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror}); {_MEND}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise DataError(f"{file}: not the index of shards; {_MEND}") from None
-    # The format first: what else another format holds is not known here.
-    # Exactly an int: True == 1 and 1.0 == 1.
-    if type(format) is not int or format != FORMAT:
-        raise DataError(f"{folder}: shards of format {format!r}, this reads format {FORMAT}; {_MEND}")
-    # Then the types, the values, and at last whether they belong together.
-    if wrong := misfit(index, _INDEX):
-        raise DataError(f"{file}: {wrong} is missing or not what it should be; {_MEND}")
-    if index["dtype"] not in ("<u2", "<u4") or not index["per_file"]:
-        raise DataError(f"{file}: dtype or per_file is not what it should be; {_MEND}")
-    if any(index.get(name, may[0]) not in may for name, may in _MADE_FOR.items()):
-        raise DataError(f"{file}: stream or documents is not what it should be; {_MEND}")
-    if index.get("stream") == "lanes" and (wrong := misfit(index, _OF_LANES)):
-        raise DataError(f"{file}: {wrong} is missing or not what it should be; {_MEND}")
-    if index["fingerprint"] != fingerprint_of(index):
-        raise DataError(f"{file}: damaged, its content does not match its fingerprint; {_MEND}")
-    # The files that there must be, and their sizes, follow from the counts.
-    kinds = {name: {"size": int, "sha256": str} for name in _sizes(index)}
-    wrong = misfit(index["files"], kinds, "files.")
-    # Neither more files nor fewer than the counts say.
-    if wrong or {name: index["files"][name]["size"] for name in index["files"]} != _sizes(index):
-        raise DataError(f"{file}: {wrong or 'files'} is missing or not what it should be; {_MEND}")
-    return index
+def _verify(folder: Path, index: ShardsIndex, name: str, cancel: CancelToken = NEVER) -> None:
+    # A file in a bucket is compared block by block as it is read.
+    if not mirror.is_left(folder / name):
+        check_bytes(folder / name, index["files"][name]["sha256"], MEND, cancel)
 
 
-def _sizes(index: ShardsIndex) -> dict[str, int]:
-    """Returns the files of shards, the tokens in their order, and how many bytes each has."""
-    # One offset more than sentences: the end of the last one.
-    sizes = {"sentences.bin": (index["sentences"] + 1) * 8, "unigrams.bin": index["vocabulary"] * 8}
-    sizes |= {f"{name}.bin": index["splits"][name]["documents"] * 16 for name in SPLITS}
-    if index.get("stream") == "lanes":
-        sizes[UNKNOWN] = index["unknown"]["bytes"]
-    # All token files are full but the last.
-    width, per, tokens = np.dtype(index["dtype"]).itemsize, index["per_file"], index["tokens"]
-    return sizes | {f"tokens-{at // per:05d}.bin": min(per, tokens - at) * width for at in range(0, tokens, per)}
+def _block_cache(folder: Path, index: ShardsIndex, cache_gb: float) -> BlockCache | None:
+    """Returns where tokens are read from a bucket; None where they are on this machine."""
+    sizes = file_sizes(index)
+    address = mirror.address_of(folder)
+    # Shards that were made in this process are here, though their folder is one of a bucket.
+    if address is None or not any(mirror.is_left(folder / name) for name in sizes):
+        return None
+    # Every block that is fetched is compared with them.
+    _verify(folder, index, DIGESTS)
+    sizes = {name: sizes[name] for name in by_position(sizes)}
+    return BlockCache(address, sizes, (folder / DIGESTS).read_bytes(), cache_gb * 1e9)
 
 
-def _split(folder: Path, name: str, counts: SplitCounts) -> Split:
-    file, blocks = File(folder / f"{name}.bin"), tuple(counts["blocks"])
-    return Split(name, counts["documents"], counts["sentences"], counts["tokens"], blocks, file)
+@dataclass(frozen=True)
+class _InBlocks:
+    """A file in a bucket, read like a File."""
+
+    cache: BlockCache
+    name: str
+
+    def read(self, count: int, at: int) -> bytes:
+        return self.cache.read([Piece(self.name, count, at)])[0]
 
 
 class TokenFiles:

@@ -13,20 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data.binary_files import I64, HashingWriter, Int64Writer, close_all, fingerprint_of
+from contexture.data.block_cache import BLOCK, block_digests
 from contexture.data.config import DataConfig, Stream
 from contexture.data.errors import DataError
-from contexture.data.pretraining.shards import (
-    BLOCK_TOKENS,
-    FORMAT,
-    INDEX,
-    PER_FILE,
-    SPLITS,
-    UNKNOWN,
-    Shards,
-    SourceEntry,
-    SplitTable,
-    TokenFiles,
-)
+from contexture.data.pretraining.shards import BLOCK_TOKENS, Shards, SplitTable, TokenFiles
+from contexture.data.pretraining.shards_index import DIGESTS, FORMAT, INDEX, PER_FILE, SPLITS, UNKNOWN, SourceEntry
 from contexture.data.storage import atomic_folder, check_free
 from contexture.data.text.sources import Source, document_batches, expand, sentence_batches, shared
 from contexture.data.tokenizers.base import Tokenizer
@@ -387,14 +378,14 @@ class _Writer:
         # Closed before the index is written: a full disk shows here, when the last bytes are written.
         self.close()
         (self.folder / "borders.partial").unlink()
+        by_position = [self.starts, *(table.rows for table in self.tables.values()), *self._token_files.files]
+        # Their order is that of `shards.by_position`.
+        # Read back: a small part of the time that tokenising took.
+        digests = HashingWriter(self.folder / DIGESTS)
+        digests.write(block_digests(out.path for out in by_position))
+        digests.file.close()
         # Every file that the index has an entry for.
-        written = [
-            self.starts,
-            unigrams,
-            *words,
-            *(table.rows for table in self.tables.values()),
-            *self._token_files.files,
-        ]
+        written = [*by_position, unigrams, *words, digests]
         self.tokenizer.save(self.folder / "tokenizer")
         # The index names and seals all of it.
         index: dict[str, object] = {
@@ -410,6 +401,7 @@ class _Writer:
             "splits": splits,
             "sources": self.sources,
             "files": {out.path.name: out.entry() for out in written},
+            "block": BLOCK,
         }
         # Sentence pairs are the default stream, and leave it out.
         if self._windows:

@@ -29,7 +29,15 @@ def as_another_process() -> None:
     """From here on nothing of the bucket is known, as in a new process."""
     for root in mirror._roots:
         shutil.rmtree(root)
-    for known in (mirror._roots, mirror._known, mirror._wholes, mirror._looked, mirror._guards, mirror._places):
+    for known in (
+        mirror._roots,
+        mirror._known,
+        mirror._wholes,
+        mirror._looked,
+        mirror._guards,
+        mirror._places,
+        mirror._left,
+    ):
         known.clear()
 
 

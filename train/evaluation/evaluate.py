@@ -384,7 +384,7 @@ def _held_out_text(
     folder: Path, record: RunRecord, batch: int, lanes: int, cancel: CancelToken, devices: int
 ) -> HeldOutData:
     run = record.run
-    shards = Shards.open(prepared_at(run.data.path) or folder / "data")
+    shards = Shards.open(prepared_at(run.data.path) or folder / "data", run.data.cache_gb)
     # Digests of the files are checked: a figure on changed text would look like one on the run's own.
     shards.verify(cancel)
     if shards.fingerprint != record.data:

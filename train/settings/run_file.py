@@ -26,7 +26,7 @@ FORMAT = 2
 # A whole section, or a single field. None of these changes the numbers of a step: speed, length, places of files.
 _MAY_CHANGE = (
     *("mesh", "save", "log", "evaluate", "steps", "epochs", "dir", "data.path", "data.dev", "data.tokenizer"),
-    *("data.features", "init.run", "task.train", "task.dev", "task.test"),
+    *("data.cache_gb", "data.features", "init.run", "task.train", "task.dev", "task.test"),
     *("model.attention", "model.remat", "model.unroll"),
 )
 

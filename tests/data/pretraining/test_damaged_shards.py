@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from contexture.data.binary_files import fingerprint_of
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.pretraining import shards as shards_module
@@ -132,7 +133,7 @@ def test_an_index_that_is_not_as_it_was_written_is_refused_in_one_line(tmp_path:
             refused(index)
             wrong = isinstance(inner, dict) if removed else not same_kind
             if wrong and last not in ("fingerprint", "dev_fraction"):  # even where somebody sealed it anew
-                refused({**index, "fingerprint": shards_module.fingerprint_of(index)})
+                refused({**index, "fingerprint": fingerprint_of(index)})
     file.write_text(text, "utf-8")
     Shards.open(folder).verify()
     generator = random.Random(0)
@@ -155,7 +156,7 @@ def test_the_index_says_what_shards_were_made_for(tmp_path: Path):
 
     def open_with(**more: Any) -> Shards:
         index = {**pairs.index, **more}
-        sealed = {**index, "fingerprint": shards_module.fingerprint_of(index)}
+        sealed = {**index, "fingerprint": fingerprint_of(index)}
         (pairs.folder / "index.json").write_text(json.dumps(sealed), "utf-8")
         return Shards.open(pairs.folder)
 

@@ -92,7 +92,7 @@ MAY_CHANGE = {
     "mesh.stall_minutes", "mesh.dcn_data", "log.profile",
     "save.every", "save.max_to_keep", "save.keep_every", "log.every", "log.to", "log.tensorboard", "evaluate.every",
     "evaluate.batch", "evaluate.metric", "evaluate.patience", "steps", "epochs", "dir", "data.path", "data.dev",
-    "data.features",
+    "data.features", "data.cache_gb",
     "model.attention", "model.remat", "model.unroll", "mesh.compiler_options",
     "data.tokenizer", "init.run", "task.train", "task.dev", "task.test", "log.details",
 }  # fmt: skip

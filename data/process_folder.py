@@ -1,0 +1,43 @@
+"""A temporary folder of this process alone, which is removed when it ends, or by another process if it was killed."""
+
+import atexit
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_PREFIX = "contexture-mirror-"
+
+
+def process_folder() -> Path:
+    """Makes a temporary folder of this process, and removes those of processes that are gone."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        if (number := _locked(left)) is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(number)
+    folder = Path(os.path.realpath(tempfile.mkdtemp(prefix=_PREFIX)))
+    # Held as long as this process lives: its descriptor is never closed.
+    _locked(folder)
+    atexit.register(_remove, folder, os.getpid())
+    return folder
+
+
+def _remove(folder: Path, owner: int) -> None:
+    # Not in a forked child, which has inherited the call.
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _locked(folder: Path) -> int | None:
+    """Locks a folder and returns its descriptor; None where another process has it."""
+    # Not by process numbers, which mean nothing between containers. The lock ends with its process, however it ends.
+    number = None
+    try:
+        number = os.open(folder, os.O_RDONLY)
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        if number is not None:
+            os.close(number)
+        return None
+    return number
