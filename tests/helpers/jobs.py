@@ -17,22 +17,24 @@ def free_port() -> int:
 
 
 def start_job(
-    door, words: list[str], folders: list[Path], port: int, more: dict[int, list[str]] | None = None
+    door, words: list[str], folders: list[Path], port: int, more: dict[int, list[str]] | None = None, devices: int = 4
 ) -> list[subprocess.Popen]:
-    """A process of four devices for each folder, one job; more: further words of a process."""
+    """A process of so many devices for each folder, one job; more: further words of a process."""
     return [
-        start_process(door, [*words, *(more or {}).get(number, [])], folder, port, number, len(folders))
+        start_process(door, [*words, *(more or {}).get(number, [])], folder, port, number, len(folders), devices)
         for number, folder in enumerate(folders)
     ]
 
 
-def start_process(door, words: list[str], folder: Path | str, port: int, number: int, count: int) -> subprocess.Popen:
+def start_process(
+    door, words: list[str], folder: Path | str, port: int, number: int, count: int, devices: int = 4
+) -> subprocess.Popen:
     environment = {
         "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
         "JAX_NUM_PROCESSES": str(count),
         "JAX_PROCESS_ID": str(number),
     }
-    return door(*words, "--dir", folder, "--mesh.distributed", devices=4, wait=False, env=environment)
+    return door(*words, "--dir", folder, "--mesh.distributed", devices=devices, wait=False, env=environment)
 
 
 def evaluate_in_two_processes(door, run: Path, batch: int, to: Path) -> dict:
