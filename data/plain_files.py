@@ -6,6 +6,7 @@ import io
 import lzma
 import os
 import stat
+import sys
 import zlib
 from collections.abc import Callable
 from io import BufferedReader
@@ -18,6 +19,9 @@ from contexture.data.storage import check_no_address
 
 Seen: TypeAlias = Callable[[bytes], object]
 """Called with all bytes of a file as they are read: a digest's update, a counter."""
+Span: TypeAlias = tuple[int, int | None]
+"""The bytes of a file that are read: from the first on, to before the second (None: the file's end)."""
+WHOLE: Span = (0, None)
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 """Compressed files that are read, by the last suffix of their names."""
@@ -112,14 +116,14 @@ def read_stream(path: str | Path, most: int = LONGEST_FILE) -> bytes:
     return bytes(content)
 
 
-def open_stream(path: str | Path, seen: Seen = len) -> BufferedReader:
+def open_stream(path: str | Path, seen: Seen = len, span: Span = WHOLE) -> BufferedReader:
     """Opens a file by its last suffix: the content of *.gz, *.bz2, *.xz and *.zst is decompressed as it is read, in
-    bounded memory. Every byte on disk goes through `seen`.
+    bounded memory. Every byte on disk goes through `seen`. span: the bytes to read, of a file that is not compressed.
 
     Raises: as `open_plain`; when it is read, DataError for an archive that is damaged, cut off, or not what its name
     says.
     """
-    return BufferedReader(_Stream(path, seen), _PIECE)
+    return BufferedReader(_Stream(path, seen, span), _PIECE)
 
 
 def is_compressed(path: str | Path) -> bool:
@@ -247,16 +251,20 @@ class _Counted(io.RawIOBase):
     short would be taken for the whole.
     """
 
-    def __init__(self, path: str | Path, seen: Seen) -> None:
+    def __init__(self, path: str | Path, seen: Seen, span: Span) -> None:
         self._path, self._file, self._seen = path, open_plain(path), seen
         self._begun = state_of(self._file)
+        self._file.seek(span[0])
+        # To the end, which a read may reach only once.
+        self._left = sys.maxsize if span[1] is None else span[1] - span[0]
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
+        data = self._file.read(min(len(buffer), self._left))
         buffer[: len(data)] = data
+        self._left -= len(data)
         if data:
             self._seen(data)
         # The end: now the file must be as it was when it was opened.
@@ -272,10 +280,10 @@ class _Counted(io.RawIOBase):
 class _Stream(io.RawIOBase):
     """The content of a file, decompressed by its last suffix."""
 
-    def __init__(self, path: str | Path, seen: Seen) -> None:
+    def __init__(self, path: str | Path, seen: Seen, span: Span) -> None:
         self._path = path
         # Bytes are counted as they lie on disk, before they are decompressed.
-        self._raw = BufferedReader(_Counted(path, seen), _PIECE)
+        self._raw = BufferedReader(_Counted(path, seen, span), _PIECE)
         self._kind = COMPRESSED.get(os.path.splitext(path)[1].lower(), "")
         self._read: Callable[[int], bytes] | None = None
         self._done = 0

@@ -1,43 +1,44 @@
-"""Raw text → shards (`data.pretraining.shards` describes their files): one pass over the text, in bounded memory,
-tokenising on all cores."""
+"""Raw text → shards (`data.pretraining.shards` describes their files), in bounded memory: each part of the text is
+tokenised by itself (`data.pretraining.text_parts`), and the parts are joined (`data.pretraining.join_parts`).
 
-import hashlib
+A part is a folder:
+
+    tokens.bin     the ids of its documents; u16, or u32 where the vocabulary needs it
+    ends.bin       i64, where each of its sentences ends in that row
+    borders.bin    i64, after how many sentences each of its documents ends
+    unigrams.bin   i64 [V], how often each id occurs
+    words.txt      lanes only: the words that the vocabulary lacks, by their first appearance in the part
+    tokenizer/     the tokenizer
+    part.json      the preparation that it belongs to, what it holds of each source, size and sha256 of its files
+"""
+
+import contextlib
 import json
-import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from contexture.data.binary_files import I64, HashingWriter, Int64Writer, close_all, fingerprint_of
-from contexture.data.block_cache import BLOCK, block_digests
+from contexture.data.binary_files import HashingWriter, Int64Writer, close_all, fingerprint_of
 from contexture.data.config import DataConfig, Stream
 from contexture.data.errors import DataError
-from contexture.data.pretraining.shards import BLOCK_TOKENS, Shards, SplitTable, TokenFiles
-from contexture.data.pretraining.shards_index import DIGESTS, FORMAT, INDEX, PER_FILE, SPLITS, UNKNOWN, SourceEntry
+from contexture.data.pretraining.join_parts import FORMAT, PART, RUN, PartEntry, join, part_name, read_part
+from contexture.data.pretraining.shards import BLOCK_TOKENS, Shards
+from contexture.data.pretraining.shards_index import PER_FILE, UNKNOWN
+from contexture.data.pretraining.text_parts import Job, PartSpan, PieceDigests
 from contexture.data.storage import atomic_folder, check_free
-from contexture.data.text.sources import Source, document_batches, expand, sentence_batches, shared
+from contexture.data.text.sources import Source, TextFile, document_batches, expand, sentence_batches, shared
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import CorpusVocabulary
 from contexture.data.tokenizers.unknown_tokens import UnknownTokens
 from contexture.data.tokenizers.word_level import word_tokenizer
 
-logger = logging.getLogger(__name__)
-
 LONGEST_DOCUMENT = 16384
 """Sentences after which a document is cut in two (or after BLOCK_TOKENS), so that a file without blank lines is still
 walked in pieces."""
-RUN = 64
-"""Tokens of a run. Where whole documents are tokenised, runs take the place of sentences."""
-_COPY = 1 << 16
-"""Documents whose borders are read back at once."""
-_COUNTED = 1 << 22
-"""Held-out tokens whose ids are counted at once."""
-_MEND = "give another vocabulary, or learn one on this text"
-_CASED = "keep them with --data.no-lowercase, and a cased vocabulary where one is given"
 
 
 def prepare(
@@ -51,10 +52,11 @@ def prepare(
 ) -> Shards:
     """Tokenises `config.path` (and `config.dev`) into the folder `to` and opens it.
 
-    The folder appears when it is whole. `config.dev_fraction` holds out the end of each file, in whole documents where
+    The folder appears when it is whole. Parts that are done stay next to it where the work is stopped, and the same
+    call goes on with them. `config.dev_fraction` holds out the end of each file, in whole documents where
     it has several. Sentences without tokens and documents without sentences are dropped. `progress` is called with the
     bytes read and the bytes in all (approximate for a TFDS set and a columnar file), at least every half megabyte; an
-    exception that it raises stops the work and leaves nothing behind. Warns where many tokens of the text are unknown.
+    exception that it raises stops the work. Warns where many tokens of the text are unknown.
 
     stream: how sequences will be drawn.
 
@@ -72,9 +74,9 @@ def prepare(
     """
     # Before anything is read: tokenising may take hours, and the folder may be taken.
     check_free(Path(to))
+    job = job_of(config, tokenizer, stream, per_file)
     to = Path(os.path.realpath(to))
-    train, dev = _apart(config)
-    total = sum(source.size for source in train + dev)
+    total = sum(source.size for source in job.sources)
     done = 0
 
     # Called without bytes between two batches too, where `progress` may stop the work.
@@ -85,80 +87,121 @@ def prepare(
         if progress:
             progress(done, total)
 
-    with atomic_folder(to) as part:
-        writer = _Writer(part, tokenizer, config, stream, per_file)
-        try:
-            for source in train:
-                writer.add(source, "train", config.dev_fraction, seen)
-            for source in dev:
-                writer.add(source, "dev", 0.0, seen)
-            writer.finish()
-            for line in writer.unknown.warnings("the text", _MEND, _CASED):
-                logger.warning(line)
-        except BaseException:
-            writer.close()
-            raise
-    return Shards.open(to)
+    # Named after the preparation: parts of another text or vocabulary are never taken for its own.
+    parts = to.with_name(f".{to.name}.{fingerprint_of(job.facts())[:8]}.partial")
+    count = job.part_count()
+    try:
+        for part in range(count):
+            tokenize_part(job, parts, part, count, seen)
+        shards = join(parts, to, tokenizer)
+    except DataError:
+        # The text must change, and these parts could not be used again.
+        shutil.rmtree(parts, ignore_errors=True)
+        raise
+    except BaseException:
+        # Only where no part is done.
+        with contextlib.suppress(OSError):
+            parts.rmdir()
+        raise
+    shutil.rmtree(parts, ignore_errors=True)
+    return shards
 
 
-def _apart(config: DataConfig) -> tuple[list[Source], list[Source]]:
-    """Returns the sources to train on and those held out. Raises: DataError for a source that is both."""
+def job_of(config: DataConfig, tokenizer: Tokenizer, stream: Stream, per_file: int = PER_FILE) -> Job:
+    """Returns a preparation. Raises: DataError for text that `sources` refuses, and for a source that is both to train
+    on and held out."""
     train = expand(config.path, "data.path")
     dev = expand(config.dev, "data.dev") if config.dev else []
     if both := shared([*train, *dev]):
         raise DataError(f"{both}: data.dev names a {both.kind} that data.path holds too; keep held-out text apart")
-    return train, dev
+    return Job(config, tokenizer, stream, per_file, train, dev)
 
 
-class _Writer:
-    """A folder of shards while it is written, and what its index will say."""
+def tokenize_part(job: Job, folder: Path, part: int, count: int, seen: Callable[..., None]) -> None:
+    """Tokenises a part of a text into a folder of its own below `folder`, unless it is there already.
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, config: DataConfig, stream: Stream, per_file: int) -> None:
-        self.folder, self.tokenizer, self.config, self.per_file = folder, tokenizer, config, per_file
-        self.stream = stream
-        self.numbering = CorpusVocabulary(word_tokenizer(tokenizer)) if stream == "lanes" else None
+    Args:
+        job: the preparation.
+        folder: where its parts lie.
+        part: the number of the part, from 0.
+        count: how many parts there are.
+        seen: gets all bytes as they are read; an exception that it raises stops the work.
+
+    Raises:
+        DataError: for text that cannot be read, and where another preparation's part is there.
+    """
+    place = folder / part_name(part, count)
+    if place.is_dir():
+        read_part(place, job.facts())
+        return
+    with atomic_folder(place) as partial:
+        writer = _PartWriter(partial, job)
+        try:
+            for span in job.spans(part, count):
+                writer.add(span, seen)
+            writer.finish(part, count)
+        except BaseException:
+            writer.close()
+            raise
+
+
+class _PartWriter:
+    """The folder of a part while it is written."""
+
+    def __init__(self, folder: Path, job: Job) -> None:
+        self.folder, self.job, self.tokenizer, self.config = folder, job, job.tokenizer, job.config
+        self.numbering = CorpusVocabulary(word_tokenizer(self.tokenizer)) if job.stream == "lanes" else None
         # For lanes there may be any number of ids beyond the vocabulary's, and how many is known at the end alone.
-        self.dtype = np.dtype("<u2" if tokenizer.size <= 1 << 16 and self.numbering is None else "<u4")
-        self.sentences = self.tokens = 0
-        self.starts = Int64Writer(folder / "sentences.bin")
-        self.starts.add(0)
-        # After which sentence each document of the file being read ends; emptied for each file, removed at the end.
-        self.borders = Int64Writer(folder / "borders.partial")
-        self.tables = {name: SplitTable(folder / f"{name}.bin") for name in SPLITS}
-        self.unknown = UnknownTokens(tokenizer)
-        self.unigrams = np.zeros(tokenizer.size, np.int64)
-        self.sources: list[SourceEntry] = []
-        self._token_files = TokenFiles(folder, self.dtype, per_file)
-        self._windows = stream == "windows"
+        self.dtype = np.dtype("<u2" if self.tokenizer.size <= 1 << 16 and self.numbering is None else "<u4")
+        self.sentences = self.tokens = self.documents = 0
+        self.ids = HashingWriter(folder / "tokens.bin")
+        self.ends = Int64Writer(folder / "ends.bin")
+        self.borders = Int64Writer(folder / "borders.bin")
+        self.unknown = UnknownTokens(self.tokenizer)
+        self.unigrams = np.zeros(self.tokenizer.size, np.int64)
+        self.spans: list[PartEntry] = []
 
-    def add(self, source: Source, split: str, dev_fraction: float, seen: Callable[..., None]) -> None:
-        """Writes a source, and enters its documents in the tables of the splits.
-
-        A share of the whole source is held out, so documents are entered after its last sentence was written.
-        """
-        digest, size, first = hashlib.sha256(), source.size, self.sentences
+    def add(self, span: PartSpan, seen: Callable[..., None]) -> None:
+        """Writes the documents that begin in a span."""
+        source, before = self.job.open(span), (self.tokens, self.sentences, self.documents)
+        first = source.span[0] if isinstance(source, TextFile) else None
+        digests = PieceDigests(self.job.sources[span.source], span, first)
 
         def read(raw: bytes) -> None:
-            digest.update(raw)
+            digests.update(raw)
             seen(raw)
 
-        # Emptied: it holds the documents of one source at a time.
-        self.borders.file.seek(0)
-        self.borders.file.truncate()
-        whole = (self._add_documents if self._windows else self._add_sentences)(source, read, seen)
-        if self.sentences == first:
-            what = "text" if self._windows else "sentence"
-            raise DataError(f"{source}: no {what} in the {source.kind}; it wants text in UTF-8")
-        cut = self._share_out(first, whole, split, dev_fraction)
-        self.sources.append(
+        whole = 0
+        if source is not None:
+            add = self._add_documents if self.job.stream == "windows" else self._add_sentences
+            try:
+                whole = add(source, read, seen)
+            except DataError:
+                # Its line is counted from where the part begins: read from the beginning, the file names it.
+                self._name_line(source)
+                raise
+        counts = (now - then for now, then in zip((self.tokens, self.sentences, self.documents), before, strict=True))
+        tokens, sentences, documents = counts
+        # Of a source in several parts, the join knows.
+        if not sentences and span.start == 0 and span.end == self.job.sources[span.source].size:
+            what = "text" if self.job.stream == "windows" else "sentence"
+            raise DataError(f"{source}: no {what} in the {self.job.sources[span.source].kind}; it wants text in UTF-8")
+        self.spans.append(
             {
-                "name": source.name,
-                "size": size,
-                "sha256": digest.hexdigest(),
-                "split": split,
-                "sentences": [first, cut, self.sentences],
+                "source": span.source,
+                "tokens": tokens,
+                "sentences": sentences,
+                "documents": documents,
+                "whole": whole,
+                "pieces": digests.pieces(),
             }
         )
+
+    def _name_line(self, source: Source) -> None:
+        if isinstance(source, TextFile) and source.span[0]:
+            whole = TextFile(source.path)
+            for _ in whole.chunks(self.config.documents) if self.job.stream == "windows" else whole.documents():
+                pass
 
     def _add_documents(self, source: Source, read: Callable[[bytes], None], seen: Callable[..., None]) -> int:
         """Writes whole documents, each followed by the end token, in runs → how many there are."""
@@ -183,7 +226,7 @@ class _Writer:
                     pieces.append(end)
                     at += len(end)
                     self._add_runs(run_start, at)
-                    self.borders.add(self.sentences)
+                    self._end_document()
                     document_start = run_start = at
                     whole += 1
             self._write(pieces)
@@ -202,7 +245,7 @@ class _Writer:
             # Each run is entered by its end, which is where the next one begins.
             ends = [*range(begin + RUN, end, RUN), end]
             self.sentences += len(ends)
-            self.starts.add(*ends)
+            self.ends.add(*ends)
 
     def _add_sentences(self, source: Source, read: Callable[[bytes], None], seen: Callable[..., None]) -> int:
         """Writes sentences → how many documents the source itself tells apart."""
@@ -214,7 +257,7 @@ class _Writer:
                 if ids is None:
                     fresh = True
                     if self.sentences > first_sentence:
-                        self.borders.add(self.sentences)
+                        self._end_document()
                         first_sentence, first_token = self.sentences, self.tokens
                     continue
                 # `whole` counts the documents of the text, not the parts that long ones are cut into below: a file of
@@ -223,17 +266,20 @@ class _Writer:
                 fresh = False
                 self.sentences += 1
                 self.tokens += ids
-                # Where the next sentence begins.
-                self.starts.add(self.tokens)
+                self.ends.add(self.tokens)
                 too_long = self.tokens - first_token >= BLOCK_TOKENS
                 if self.sentences - first_sentence == LONGEST_DOCUMENT or too_long:
-                    self.borders.add(self.sentences)
+                    self._end_document()
                     first_sentence, first_token = self.sentences, self.tokens
             seen()
         # The end of the source ends its last document, without a border.
         if self.sentences > first_sentence:
-            self.borders.add(self.sentences)
+            self._end_document()
         return whole
+
+    def _end_document(self) -> None:
+        self.borders.add(self.sentences)
+        self.documents += 1
 
     def _tokenised(self, batch: list[str | None]) -> Iterator[int | None]:
         """Writes the tokens of sentences; yields the length of each that has any, and None for a border."""
@@ -255,159 +301,36 @@ class _Writer:
         """Appends tokens, which the caller adds to `self.tokens`, and counts their ids."""
         # One array in the dtype of the files, without a list of all numbers in between.
         ids = np.fromiter(chain.from_iterable(pieces), self.dtype, sum(map(len, pieces)))
-        self.unigrams += self._counts(ids)
-        if self.numbering is not None:
-            self.numbering.count(ids)
-        self._token_files.write(ids)
-
-    def _counts(self, ids: NDArray[np.integer]) -> I64:
-        """Returns how often each id of the vocabulary occurs. Words that it lacks count as its unknown token."""
-        size = len(self.unigrams)
-        return np.bincount(ids if self.numbering is None else self.numbering.known(ids), minlength=size)
-
-    def _share_out(self, first: int, whole: int, split: str, dev_fraction: float) -> int:
-        """Enters the documents of the source just written in the tables of the splits → the first sentence held out.
-
-        Args:
-            first: the source's first sentence.
-            whole: how many documents the source itself tells apart.
-            split: the split that the source was given for.
-            dev_fraction: the share of it to hold out.
-        """
-        # Borders and offsets are read back from the files, since a source may have more of them than fit in memory.
-        self.borders.flush()
-        self.starts.flush()
-        last = self.sentences
-        documents = os.fstat(self.borders.file.fileno()).st_size // 8
-        cut = self._first_held_out(first, last, documents, whole, split, dev_fraction)
-        # Documents before the cut are for training, documents after it held out; one that it runs through is both.
-        begin = first
-        for at in range(0, documents, _COPY):
-            raw = os.pread(self.borders.file.fileno(), _COPY * 8, at * 8)
-            for end in np.frombuffer(raw, np.int64).tolist():
-                if begin < cut < end:
-                    self._enter("train", begin, cut)
-                    begin = cut
-                self._enter("train" if begin < cut else "dev", begin, end)
-                begin = end
-        # All ids were counted when they were written; the unigrams count the train split only.
-        end = self._offset(last)
-        for at in range(self._offset(cut), end, _COUNTED):
-            self.unigrams -= self._counts(self._token_files.read(at, min(at + _COUNTED, end)))
-        return cut
-
-    def _first_held_out(
-        self, first: int, last: int, documents: int, whole: int, split: str, dev_fraction: float
-    ) -> int:
-        """Returns where sentences first … last-1 are cut: the first one held out, `last` for none."""
-        # A source of one sentence cannot be parted.
-        if not dev_fraction or last - first < 2:
-            return first if split == "dev" else last
-        if whole > 1:
-            return self._cut(first, last, documents, dev_fraction)
-        # A single document is cut within, but for a sentence (or run) at least on both sides.
-        if self._windows:
-            # Runs have RUN tokens each (but for the last), so the tokens in front of the cut say which run it is.
-            tokens = self._held_out_start(first, last, dev_fraction) - self._offset(first)
-            cut = first + round(tokens / RUN)
-        else:
-            cut = last - round((last - first) * dev_fraction)
-        return min(max(cut, first + 1), last - 1)
-
-    def _cut(self, first: int, last: int, documents: int, dev_fraction: float) -> int:
-        """Returns the first border of a document from which at most the share remains, so that no document is cut. One
-        document at least stays on both sides."""
-        start = self._held_out_start(first, last, dev_fraction)
-        # Bisection over the borders in the file: documents - 2 is the last border that a document follows.
-        low, high = 0, documents - 2
-        while low < high:
-            middle = (low + high) // 2
-            if self._place(self._border(middle)) >= start:
-                high = middle
-            else:
-                low = middle + 1
-        return self._border(low)
-
-    def _held_out_start(self, first: int, last: int, dev_fraction: float) -> float:
-        """Returns where the share to hold out begins, counted in tokens for windows, else in sentences."""
-        begin, end = self._place(first), self._place(last)
-        return end - (end - begin) * dev_fraction
-
-    def _place(self, sentence: int) -> int:
-        return self._offset(sentence) if self._windows else sentence
-
-    def _enter(self, split: str, first: int, last: int) -> None:
-        self.tables[split].add(first, last, self._offset(last) - self._offset(first))
-
-    def _border(self, number: int) -> int:
-        return int(np.frombuffer(os.pread(self.borders.file.fileno(), 8, number * 8), np.int64)[0])
-
-    def _offset(self, sentence: int) -> int:
-        return int.from_bytes(os.pread(self.starts.file.fileno(), 8, sentence * 8), "little")
+        # Words that the vocabulary lacks count as its unknown token.
+        known = ids if self.numbering is None else self.numbering.known(ids)
+        self.unigrams += np.bincount(known, minlength=len(self.unigrams))
+        self.ids.write(ids.tobytes())
 
     def close(self) -> None:
         """Closes every file without writing more."""
-        # Of the token files, only the last is open.
-        close_all(
-            (self.borders, self.starts, *(table.rows for table in self.tables.values()), *self._token_files.files[-1:])
-        )
+        close_all((self.ids, self.ends, self.borders))
 
-    def finish(self) -> None:
-        """Checks the text and writes the rest of the folder. Raises: DataError where nothing can be trained on."""
-        train = self.tables["train"]
-        # Refused while nothing is at its place yet: text in which there is nothing to predict.
-        if self._windows and train.tokens < 2:
-            name = self.sources[0]["name"]
-            raise DataError(f"{name}: fewer than two tokens to train on; give more text, or hold out less")
-        if not self._windows and self.numbering is None and not train.pairs:
-            raise DataError(
-                f"{self.sources[0]['name']}: no document with two sentences to train on ({train.documents} of one "
-                "sentence); put sentences or paragraphs on lines, a blank line between documents, or hold out less"
-            )
-        # What was counted, written to files of its own.
-        splits = {name: table.summary() for name, table in self.tables.items()}
-        self.starts.flush()
-        unigrams = HashingWriter(self.folder / "unigrams.bin")
-        unigrams.write(self.unigrams.astype("<i8").tobytes())
-        unigrams.file.close()
-        words = []
+    def finish(self, part: int, count: int) -> None:
+        """Writes the rest of the folder."""
+        self.ends.flush()
+        self.borders.flush()
+        written = [self.ids, self.ends, self.borders, HashingWriter(self.folder / "unigrams.bin")]
+        written[-1].write(self.unigrams.astype("<i8").tobytes())
         if self.numbering is not None:
-            words = [HashingWriter(self.folder / UNKNOWN)]
-            words[0].write(self.numbering.unknown())
-            words[0].file.close()
+            written.append(HashingWriter(self.folder / UNKNOWN))
+            written[-1].write(self.numbering.unknown())
         # Closed before the index is written: a full disk shows here, when the last bytes are written.
-        self.close()
-        (self.folder / "borders.partial").unlink()
-        by_position = [self.starts, *(table.rows for table in self.tables.values()), *self._token_files.files]
-        # Their order is that of `shards.by_position`.
-        # Read back: a small part of the time that tokenising took.
-        digests = HashingWriter(self.folder / DIGESTS)
-        digests.write(block_digests(out.path for out in by_position))
-        digests.file.close()
-        # Every file that the index has an entry for.
-        written = [*by_position, unigrams, *words, digests]
+        close_all(written)
         self.tokenizer.save(self.folder / "tokenizer")
-        # The index names and seals all of it.
         index: dict[str, object] = {
             "format": FORMAT,
-            "tokenizer": self.tokenizer.fingerprint,
-            "vocabulary": self.tokenizer.size,
+            "job": self.job.facts(),
+            "part": part,
+            "of": count,
             "dtype": self.dtype.str,
-            "per_file": self.per_file,
-            "sentences": self.sentences,
-            "tokens": self.tokens,
-            "split_sentences": self.config.split_sentences,
-            "dev_fraction": float(self.config.dev_fraction),
-            "splits": splits,
-            "sources": self.sources,
+            "spans": self.spans,
+            "unknown": self.unknown.facts(count),
             "files": {out.path.name: out.entry() for out in written},
-            "block": BLOCK,
         }
-        # Sentence pairs are the default stream, and leave it out.
-        if self._windows:
-            index |= {"stream": self.stream, "documents": self.config.documents}
-        if self.numbering is not None:
-            index |= {"stream": self.stream, **self.numbering.facts()}
-        # Last, since it covers the sizes and digests of all other files.
         index["fingerprint"] = fingerprint_of(index)
-        (self.folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", "utf-8")
+        (self.folder / PART).write_text(json.dumps(index, indent=1) + "\n", "utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from contexture.data.errors import DataError
-from contexture.data.plain_files import Seen, inner_suffix, open_stream
+from contexture.data.plain_files import WHOLE, Seen, Span, inner_suffix, open_stream
 from contexture.data.text.json_values import DECODER, RepeatedKey, fault_of, json_value
 from contexture.data.text.lines import LONGEST_ROW, decoded_lines
 
@@ -18,25 +18,27 @@ _SPACES = " \t\r\n"
 JsonObject: TypeAlias = dict[str, object]
 
 
-def json_objects(path: Path, expected: str, seen: Seen = len) -> Iterator[tuple[int, JsonObject]]:
+def json_objects(path: Path, expected: str, seen: Seen = len, span: Span = WHOLE) -> Iterator[tuple[int, JsonObject]]:
     """Yields the objects of a file with their numbers: in a *.jsonl the line, from 1, where blank lines are left out;
-    in a *.json the place, from 0.
+    in a *.json the place, from 0. span: the bytes of a *.jsonl to read, as `lines`.
 
     Raises: DataError with file:number for what is not UTF-8, no JSON, or no object; `expected` ends its message.
     """
-    for number, record in json_records(path, expected, seen):
+    for number, record in json_records(path, expected, seen, span):
         if isinstance(record, DataError):
             raise record
         yield number, record
 
 
-def json_records(path: Path, expected: str, seen: Seen = len) -> Iterator[tuple[int, JsonObject | DataError]]:
+def json_records(
+    path: Path, expected: str, seen: Seen = len, span: Span = WHOLE
+) -> Iterator[tuple[int, JsonObject | DataError]]:
     """As `json_objects`, but a line that is not UTF-8 or no JSON, and a value that is no object, comes as the DataError
     that names it. A *.json is not read beyond what is no JSON."""
     if inner_suffix(path) == ".json":
         yield from _Values(path, expected).records(seen)
         return
-    for number, line, wrong in decoded_lines(path, seen):
+    for number, line, wrong in decoded_lines(path, seen, span=span):
         if line.strip():
             yield number, wrong or _record(line, f"{path}:{number}", expected)
 

@@ -10,7 +10,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from contexture.data.errors import DataError
-from contexture.data.plain_files import Seen, open_stream
+from contexture.data.plain_files import WHOLE, Seen, Span, open_stream
 
 # No line is collected before its length is looked at: a compressed file of 0.4 MB may hold one of 400 MB.
 LONGEST_LINE = 1 << 19
@@ -31,7 +31,9 @@ def split_lines(text: str) -> list[str]:
     return _END.split(text)
 
 
-def lines(path: Path, seen: Seen = len, cut_long: bool = False, most: int = LONGEST_ROW) -> Iterator[tuple[int, str]]:
+def lines(
+    path: Path, seen: Seen = len, cut_long: bool = False, most: int = LONGEST_ROW, span: Span = WHOLE
+) -> Iterator[tuple[int, str]]:
     """Yields the lines of a file in UTF-8, with their ends, each with its number.
 
     Args:
@@ -39,22 +41,23 @@ def lines(path: Path, seen: Seen = len, cut_long: bool = False, most: int = LONG
         seen: gets all bytes as they are read.
         cut_long: whether a line over LONGEST_LINE bytes comes in pieces of one number.
         most: otherwise, the most bytes of a line.
+        span: the bytes to read, whole lines; numbers are counted from there.
 
     Raises:
         DataError: with file:line for a line that is not UTF-8, or too long.
     """
-    for number, line, wrong in decoded_lines(path, seen, cut_long, most):
+    for number, line, wrong in decoded_lines(path, seen, cut_long, most, span):
         if wrong:
             raise wrong
         yield number, line
 
 
 def decoded_lines(
-    path: Path, seen: Seen = len, cut_long: bool = False, most: int = LONGEST_ROW
+    path: Path, seen: Seen = len, cut_long: bool = False, most: int = LONGEST_ROW, span: Span = WHOLE
 ) -> Iterator[tuple[int, str, DataError | None]]:
     """Yields (number, line, error): as `lines`, but a line that is not UTF-8 comes with the DataError that names it,
     its other characters intact."""
-    for number, raw in _raw_lines(path, seen, cut_long, most):
+    for number, raw in _raw_lines(path, seen, cut_long, most, span):
         try:
             yield number, raw.decode("utf-8"), None
         except UnicodeDecodeError as error:
@@ -65,14 +68,14 @@ def decoded_lines(
             yield number, raw.decode("utf-8", "replace"), wrong
 
 
-def _raw_lines(path: Path, seen: Seen, cut_long: bool, most: int) -> Iterator[tuple[int, bytes]]:
+def _raw_lines(path: Path, seen: Seen, cut_long: bool, most: int, span: Span) -> Iterator[tuple[int, bytes]]:
     """Yields lines as bytes, each with its number. cut_long: a line over LONGEST_LINE comes in pieces, cut at a space,
     or at a whole character."""
     limit = LONGEST_LINE
-    with open_stream(path, seen) as file:
-        number, rest, first = 1, bytearray(), True
+    with open_stream(path, seen, span) as file:
+        number, rest, first = 1, bytearray(), span[0] == 0
         for piece in _pieces(file, limit):
-            if first:  # a byte order mark
+            if first:  # a byte order mark, which only a file's beginning has
                 piece, first = piece.removeprefix(b"\xef\xbb\xbf"), False
             rest += piece
             if not cut_long and len(rest) > most and len(rest.rstrip(b"\r\n")) > most:

@@ -20,11 +20,14 @@ from contexture.data.plain_files import (
     COLUMNAR,
     COMPRESSED,
     IN_FOLDERS,
+    WHOLE,
     Seen,
+    Span,
     check_content,
     check_plain,
     inner_suffix,
     is_compressed,
+    open_plain,
 )
 from contexture.data.text import hub, tfds
 from contexture.data.text.columnar import Columnar, files_of, is_saved
@@ -59,6 +62,8 @@ class TextFile:
 
     kind: ClassVar = "file"
     path: Path
+    span: Span = WHOLE
+    """The bytes that `documents` and `chunks` read; a file is cut between documents alone (`document_border`)."""
 
     @property
     def name(self) -> str:
@@ -88,7 +93,7 @@ class TextFile:
         Raises: DataError with file:line where a line is not UTF-8, or not an object with a "text".
         """
         if not self._has_rows:
-            for number, line in lines(self.path, seen, cut_long=True):
+            for number, line in lines(self.path, seen, cut_long=True, span=self.span):
                 yield number, line.strip()
             return
         for number, text in self._rows(seen):
@@ -116,7 +121,7 @@ class TextFile:
         size = before = 0
         in_document = False
         # With one more of number 0, so that every piece has a successor, and the last one is known by it.
-        pieces = chain(lines(self.path, seen, cut_long=True), [(0, "")])
+        pieces = chain(lines(self.path, seen, cut_long=True, span=self.span), [(0, "")])
         for (number, piece), (after, _) in pairwise(pieces):
             # A long line comes in pieces of one number. A piece is blank only as a whole line: white space in the
             # middle of a long line ends no document.
@@ -134,6 +139,37 @@ class TextFile:
                 yield ""
                 in_document = False
 
+    def can_be_cut(self, documents: str) -> bool:
+        """Returns whether documents follow each other in the file's bytes. documents: as in `chunks`."""
+        if is_compressed(self.path) or self.path.is_dir():
+            return False
+        return inner_suffix(self.path) == ".jsonl" or (not self._has_rows and documents == "blank_lines")
+
+    def document_border(self, at: int) -> int:
+        """Returns the first place in a file that can be cut, from a byte on, at which a document begins, or its end.
+
+        Not every border counts, only those that bytes show alone: in a *.jsonl the end of a line, else an empty line.
+        """
+        marks = (b"\n",) if self._has_rows else (b"\n\n", b"\n\r\n")
+        with open_plain(self.path) as file:
+            # A mark may begin in front of the place.
+            base = max(at - 3, 0)
+            file.seek(base)
+            held = b""
+            while piece := file.read(CHUNK):
+                held += piece
+                ends = [
+                    base + place + len(mark)
+                    for mark in marks
+                    if (place := held.find(mark, max(at - len(mark) - base, 0))) >= 0
+                ]
+                if ends:
+                    return min(ends)
+                # The beginning of a mark is kept.
+                base += max(len(held) - 2, 0)
+                held = held[-2:]
+            return file.tell()
+
     @property
     def _has_rows(self) -> bool:
         return inner_suffix(self.path) in _ROWS or self.path.is_dir()
@@ -145,7 +181,7 @@ class TextFile:
         if suffix not in _WANTED or self.path.is_dir():
             yield from Columnar(self.path).texts(seen)
             return
-        for number, record in json_objects(self.path, _WANTED[suffix], seen):
+        for number, record in json_objects(self.path, _WANTED[suffix], seen, self.span):
             text = record.get("text")
             if not isinstance(text, str):
                 raise DataError(f'{self.path}:{number}: no "text" that is a string; {_WANTED[suffix]}')

@@ -55,6 +55,10 @@ class Split:
     def __str__(self) -> str:
         return self.name
 
+    def can_be_cut(self, documents: str) -> bool:
+        """Returns False: rows are no bytes of a file that follow each other."""
+        return False
+
     def rows(self) -> Iterator[tuple[int, dict[str, Cell]]]:
         """Yields (number, {column: value}). A class is its name, None for class -1, which marks a hidden label.
 

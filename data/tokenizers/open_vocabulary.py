@@ -52,6 +52,10 @@ class CorpusVocabulary:
                 sentence.append(end)
         return sentences
 
+    def number(self, words: Iterable[str]) -> list[int]:
+        """Words → their numbers; no word is split."""
+        return [*map(self._ids.__getitem__, words)]
+
     def count(self, ids: NDArray[np.integer]) -> None:
         """Counts the ids whose words are cut."""
         # Only words that came since the last call are looked at.

@@ -3,9 +3,9 @@
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from contexture.data.tokenizers.word_level import StaticWords
 from contexture.data.tokenizers.wordpiece import WordPiece
@@ -82,6 +82,24 @@ class UnknownTokens:
         # A WordPiece strips marks where it lower-cases, unless it was told otherwise; other vocabularies keep them.
         self._marks = LostMarks() if isinstance(tokenizer, WordPiece) and tokenizer.strip_accents else None
         self.tokens = self.unknown = 0
+
+    def facts(self, parts: int) -> dict[str, Any]:
+        """Returns what was counted, as JSON for `merge`; of the texts, as many as one of so many parts may keep."""
+        facts: dict[str, Any] = {"tokens": self.tokens, "unknown": self.unknown}
+        facts["texts"] = self._texts[: _TEXTS // parts + 1]
+        if self._marks is not None:
+            facts |= {"characters": self._marks.characters, "marked": dict(self._marks.marked)}
+        return facts
+
+    def merge(self, facts: Mapping[str, Any]) -> None:
+        """Adds what another one has counted of a further text."""
+        self.tokens += facts["tokens"]
+        self.unknown += facts["unknown"]
+        self._texts = [*self._texts, *facts["texts"]][:_TEXTS]
+        # As one that reads all the text: the first characters alone are counted.
+        if self._marks is not None and self._marks.characters < _ENOUGH:
+            self._marks.characters += facts["characters"]
+            self._marks.marked.update(facts["marked"])
 
     @property
     def share(self) -> float:

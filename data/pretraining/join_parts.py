@@ -1,0 +1,442 @@
+"""Parts of a preparation (`data.pretraining.tokenize_corpus`) → shards: the same, byte for byte, however many parts."""
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contexture.data import mirror
+from contexture.data.binary_files import I64, FileEntry, HashingWriter, Int64Writer, close_all, fingerprint_of, misfit
+from contexture.data.block_cache import BLOCK, block_digests
+from contexture.data.errors import DataError
+from contexture.data.plain_files import open_plain, read_plain
+from contexture.data.pretraining import shards_index
+from contexture.data.pretraining.shards import Shards, SplitTable, TokenFiles
+from contexture.data.pretraining.shards_index import DIGESTS, INDEX, SPLITS, UNKNOWN, SourceEntry
+from contexture.data.pretraining.text_parts import source_digest
+from contexture.data.storage import atomic_folder
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.open_vocabulary import CorpusVocabulary
+from contexture.data.tokenizers.registry import load_tokenizer
+from contexture.data.tokenizers.unknown_tokens import UnknownTokens
+from contexture.data.tokenizers.word_level import word_tokenizer
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+PART = "part.json"
+RUN = 64
+"""Tokens of a run. Where whole documents are tokenised, runs take the place of sentences."""
+_NAME = re.compile(r"part-([0-9]+)-of-([0-9]+)")
+_COPY = 1 << 16
+"""Documents whose borders are read back at once."""
+_COUNTED = 1 << 22
+"""Tokens that are copied, or counted, at once."""
+_MEND = "give another vocabulary, or learn one on this text"
+_CASED = "keep them with --data.no-lowercase, and a cased vocabulary where one is given"
+_JOB = {
+    "tokenizer": str,
+    "stream": str,
+    "documents": str,
+    "split_sentences": bool,
+    "dev_fraction": float,
+    "per_file": int,
+    "piece": int,
+    "sources": [{"name": str, "size": int, "split": str}],
+}
+_ENTRY = {"source": int, "tokens": int, "sentences": int, "documents": int, "whole": int, "pieces": [str]}
+_INDEX = {"job": _JOB, "part": int, "of": int, "dtype": str, "spans": [_ENTRY], "unknown": dict, "files": dict}
+"""The type of everything in part.json."""
+
+
+class PartEntry(TypedDict):
+    """What a part holds of a source."""
+
+    source: int
+    """The source's number."""
+    tokens: int
+    sentences: int
+    documents: int
+    whole: int
+    """The documents that the source itself tells apart: long ones are cut."""
+    pieces: list[str]
+    """The digests of its bytes, as `text_parts.PieceDigests`."""
+
+
+class PartIndex(TypedDict):
+    """The content of part.json."""
+
+    job: dict[str, Any]
+    part: int
+    of: int
+    dtype: str
+    spans: list[PartEntry]
+    unknown: dict[str, Any]
+    files: dict[str, FileEntry]
+
+
+def part_name(part: int, count: int) -> str:
+    """Returns the name of a part's folder."""
+    return f"part-{part:05d}-of-{count:05d}"
+
+
+def read_part(folder: Path, job: Mapping[str, object] | None = None) -> PartIndex:
+    """Returns the content of a part's part.json. Raises: DataError where it is none, damaged, or of another job."""
+    file = folder / PART
+    again = f"delete {folder}, and make the part again"
+    try:
+        index = json.loads(read_plain(file))
+        known = index["format"] == FORMAT and index["fingerprint"] == fingerprint_of(index)
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror}); {again}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DataError(f"{file}: not the description of a part; {again}") from None
+    if not known or misfit(index, _INDEX) or index["dtype"] not in ("<u2", "<u4"):
+        raise DataError(f"{file}: damaged, its content does not match its fingerprint; {again}")
+    if job is not None and index["job"] != job:
+        raise DataError(f"{folder}: a part of another preparation ({_difference(index['job'], job)}); {again}")
+    return index
+
+
+def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Returns the first fact in which two preparations differ, in words."""
+    name = next(name for name in {**one, **other} if one.get(name) != other.get(name))
+    if name != "sources":
+        return f"{name.replace('_', ' ')} {one.get(name)}, not {other.get(name)}"
+    ours, theirs = ([f"{each['name']} of {each['size']:,} bytes" for each in job["sources"]] for job in (one, other))
+    odd = next((each for each in [*ours, *theirs] if each not in ours or each not in theirs), "their order")
+    return f"other sources: {odd}"
+
+
+def _parts_in(folder: Path) -> list[tuple[Path, PartIndex]]:
+    """Returns the parts in a folder, in their order. Raises: DataError where one is missing, or of another job."""
+    mirror.fetched(folder)
+    names = sorted(each.name for each in folder.iterdir() if _NAME.fullmatch(each.name)) if folder.is_dir() else []
+    if not names:
+        raise DataError(f"{folder}: holds no parts of a preparation; make them with --part 0/N to N-1/N")
+    counts = sorted({int(name.split("-")[-1]) for name in names})
+    if len(counts) > 1:
+        raise DataError(f"{folder}: holds parts of {counts[0]} and of {counts[1]}; delete those of one")
+    count = counts[0]
+    missing = [number for number in range(count) if part_name(number, count) not in names]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        mend = f"make it with --part {missing[0]}/{count}"
+        raise DataError(f"{folder}: part {missing[0]} of {count}{more} is missing; {mend}")
+    first = read_part(folder / names[0])
+    parts = [(folder / name, read_part(folder / name, first["job"])) for name in names]
+    for place, index in parts:
+        if part_name(index["part"], index["of"]) != place.name:
+            raise DataError(f"{place}: holds part {index['part']} of {index['of']}; give it its name, or make it again")
+    return parts
+
+
+def join(folder: Path, to: Path, tokenizer: Tokenizer | None = None) -> Shards:
+    """Joins the parts in a folder into shards at `to`, which appear when they are whole, and opens them.
+
+    Args:
+        folder: holds the parts.
+        to: the folder of the shards.
+        tokenizer: the one that made the parts; None: read from the first of them.
+
+    Raises:
+        DataError: for a part that is missing, damaged or of another preparation, for a source without text, nothing to
+            train on, and a folder that is taken.
+    """
+    parts = _parts_in(folder)
+    job, dtype = parts[0][1]["job"], np.dtype(parts[0][1]["dtype"])
+    tokenizer = tokenizer or load_tokenizer(parts[0][0] / "tokenizer")
+    if tokenizer.fingerprint != job["tokenizer"]:
+        raise DataError(f"{parts[0][0] / 'tokenizer'}: not the tokenizer that made the part; make the part again")
+    with atomic_folder(to) as partial:
+        writer = _Writer(partial, job, tokenizer, dtype)
+        try:
+            for place, index in parts:
+                writer.add(place, index)
+            writer.finish()
+            for line in writer.unknown.warnings("the text", _MEND, _CASED):
+                logger.warning(line)
+        except BaseException:
+            writer.close()
+            raise
+    return Shards.open(to)
+
+
+class _Reader:
+    """A file of a part, read once from its beginning to its end and compared with its digest then."""
+
+    def __init__(self, folder: Path, index: PartIndex, name: str) -> None:
+        self._path, self._sha256 = folder / name, index["files"][name]["sha256"]
+        self._file, self._digest = open_plain(self._path), hashlib.sha256()
+
+    def read(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Returns the next numbers, at most so many."""
+        raw = self._file.read(count * dtype.itemsize)
+        self._digest.update(raw)
+        if len(raw) < count * dtype.itemsize:
+            raise self._damaged()
+        return np.frombuffer(raw, dtype)
+
+    def rest(self) -> bytes:
+        """Returns what is left, and closes the file. Raises: DataError where it is not as it was written."""
+        raw = self._file.read()
+        self._digest.update(raw)
+        self.close()
+        if self._digest.hexdigest() != self._sha256:
+            raise self._damaged()
+        return raw
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _damaged(self) -> DataError:
+        return DataError(f"{self._path}: damaged, not what was written; delete {self._path.parent}, and make it again")
+
+
+class _Writer:
+    """A folder of shards while parts are added to it, and what its index will say."""
+
+    def __init__(self, folder: Path, job: Mapping[str, Any], tokenizer: Tokenizer, dtype: np.dtype[np.integer]) -> None:
+        self.folder, self.tokenizer, self.job, self.dtype = folder, tokenizer, job, dtype
+        self.numbering = CorpusVocabulary(word_tokenizer(tokenizer)) if job["stream"] == "lanes" else None
+        self.sentences = self.tokens = 0
+        self.starts = Int64Writer(folder / "sentences.bin")
+        self.starts.add(0)
+        # After which sentence each document of the present source ends; emptied for each source, removed at the end.
+        self.borders = Int64Writer(folder / "borders.partial")
+        self.tables = {name: SplitTable(folder / f"{name}.bin") for name in SPLITS}
+        self.unknown = UnknownTokens(tokenizer)
+        self.unigrams = np.zeros(tokenizer.size, np.int64)
+        self.sources: list[SourceEntry] = []
+        self._token_files = TokenFiles(folder, dtype, job["per_file"])
+        self._windows = job["stream"] == "windows"
+        self._first = self._whole = 0
+        self._pieces: list[str] = []
+        """Of the present source: its first sentence, the documents that it tells apart, the digests of its bytes."""
+
+    def add(self, folder: Path, index: PartIndex) -> None:
+        """Adds a part. Raises: DataError where a file of it is not as it was written."""
+        with ExitStack() as stack:
+            files = {name: _Reader(folder, index, name) for name in index["files"]}
+            for file in files.values():
+                stack.callback(file.close)
+            numbers = self._numbers(files[UNKNOWN].rest()) if UNKNOWN in files else None
+            before = self.sentences, self.tokens
+            for entry in index["spans"]:
+                while entry["source"] > len(self.sources):
+                    self._end_source()
+                self._copy(entry, files, before, numbers)
+            self.unigrams += np.frombuffer(files["unigrams.bin"].rest(), "<i8")
+            for name in ("tokens.bin", "ends.bin", "borders.bin"):
+                files[name].rest()
+        self.unknown.merge(index["unknown"])
+
+    def _numbers(self, words: bytes) -> I64:
+        """Returns the numbers, in all parts together, of the words that the vocabulary lacks in this one."""
+        assert self.numbering is not None
+        return np.array(self.numbering.number(words.decode("utf-8").split("\n")[:-1]), np.int64)
+
+    def _copy(
+        self, entry: PartEntry, files: Mapping[str, _Reader], before: tuple[int, int], numbers: I64 | None
+    ) -> None:
+        """Copies what a part holds of a source. before: the sentences and tokens in front of the part."""
+        V = self.tokenizer.size
+        for count in _in_turns(entry["tokens"]):
+            ids = files["tokens.bin"].read(count, self.dtype)
+            if self.numbering is not None and numbers is not None:
+                # Words that the vocabulary lacks were numbered from V on in each part.
+                new = ids >= V
+                ids = ids.copy()
+                ids[new] = numbers[ids[new] - V]
+                self.numbering.count(ids)
+            self._token_files.write(ids)
+        # Ends and borders are counted from the part's beginning.
+        for count in _in_turns(entry["sentences"]):
+            self.starts.add(*(files["ends.bin"].read(count, np.dtype("<i8")) + before[1]).tolist())
+        for count in _in_turns(entry["documents"]):
+            self.borders.add(*(files["borders.bin"].read(count, np.dtype("<i8")) + before[0]).tolist())
+        self.tokens += entry["tokens"]
+        self.sentences += entry["sentences"]
+        self._whole += entry["whole"]
+        self._pieces += entry["pieces"]
+
+    def _end_source(self) -> None:
+        """Enters the documents of a source, whose parts were all added, in the tables of the splits."""
+        source = self.job["sources"][len(self.sources)]
+        if self.sentences == self._first:
+            what = "text" if self._windows else "sentence"
+            raise DataError(f"{source['name']}: no {what} in the file; it wants text in UTF-8")
+        cut = self._share_out(self._first, self._whole, source["split"])
+        name, size, split = source["name"], source["size"], source["split"]
+        places, digest = [self._first, cut, self.sentences], source_digest(self._pieces)
+        self.sources.append({"name": name, "size": size, "sha256": digest, "split": split, "sentences": places})
+        self.borders.file.seek(0)
+        self.borders.file.truncate()
+        self._first, self._whole, self._pieces = self.sentences, 0, []
+
+    def _share_out(self, first: int, whole: int, split: str) -> int:
+        """Enters the documents of the source just copied in the tables of the splits → the first sentence held out.
+
+        Args:
+            first: the source's first sentence.
+            whole: how many documents the source itself tells apart.
+            split: the split that the source was given for.
+        """
+        # A share is held out of text to train on alone.
+        dev_fraction = self.job["dev_fraction"] if split == "train" else 0.0
+        # Borders and offsets are read back from the files, since a source may have more of them than fit in memory.
+        self.borders.flush()
+        self.starts.flush()
+        last = self.sentences
+        documents = os.fstat(self.borders.file.fileno()).st_size // 8
+        cut = self._first_held_out(first, last, documents, whole, split, dev_fraction)
+        # Documents before the cut are for training, documents after it held out; one that it runs through is both.
+        begin = first
+        for at in range(0, documents, _COPY):
+            raw = os.pread(self.borders.file.fileno(), _COPY * 8, at * 8)
+            for end in np.frombuffer(raw, np.int64).tolist():
+                if begin < cut < end:
+                    self._enter("train", begin, cut)
+                    begin = cut
+                self._enter("train" if begin < cut else "dev", begin, end)
+                begin = end
+        # All ids were counted when they were written; the unigrams count the train split only.
+        end = self._offset(last)
+        for at in range(self._offset(cut), end, _COUNTED):
+            ids = self._token_files.read(at, min(at + _COUNTED, end))
+            known = ids if self.numbering is None else self.numbering.known(ids)
+            self.unigrams -= np.bincount(known, minlength=len(self.unigrams))
+        return cut
+
+    def _first_held_out(
+        self, first: int, last: int, documents: int, whole: int, split: str, dev_fraction: float
+    ) -> int:
+        """Returns where sentences first … last-1 are cut: the first one held out, `last` for none."""
+        # A source of one sentence cannot be parted.
+        if not dev_fraction or last - first < 2:
+            return first if split == "dev" else last
+        if whole > 1:
+            return self._cut(first, last, documents, dev_fraction)
+        # A single document is cut within, but for a sentence (or run) at least on both sides.
+        if self._windows:
+            # Runs have RUN tokens each (but for the last), so the tokens in front of the cut say which run it is.
+            tokens = self._held_out_start(first, last, dev_fraction) - self._offset(first)
+            cut = first + round(tokens / RUN)
+        else:
+            cut = last - round((last - first) * dev_fraction)
+        return min(max(cut, first + 1), last - 1)
+
+    def _cut(self, first: int, last: int, documents: int, dev_fraction: float) -> int:
+        """Returns the first border of a document from which at most the share remains, so that no document is cut. One
+        document at least stays on both sides."""
+        start = self._held_out_start(first, last, dev_fraction)
+        # Bisection over the borders in the file: documents - 2 is the last border that a document follows.
+        low, high = 0, documents - 2
+        while low < high:
+            middle = (low + high) // 2
+            if self._place(self._border(middle)) >= start:
+                high = middle
+            else:
+                low = middle + 1
+        return self._border(low)
+
+    def _held_out_start(self, first: int, last: int, dev_fraction: float) -> float:
+        """Returns where the share to hold out begins, counted in tokens for windows, else in sentences."""
+        begin, end = self._place(first), self._place(last)
+        return end - (end - begin) * dev_fraction
+
+    def _place(self, sentence: int) -> int:
+        return self._offset(sentence) if self._windows else sentence
+
+    def _enter(self, split: str, first: int, last: int) -> None:
+        self.tables[split].add(first, last, self._offset(last) - self._offset(first))
+
+    def _border(self, number: int) -> int:
+        return int(np.frombuffer(os.pread(self.borders.file.fileno(), 8, number * 8), np.int64)[0])
+
+    def _offset(self, sentence: int) -> int:
+        return int.from_bytes(os.pread(self.starts.file.fileno(), 8, sentence * 8), "little")
+
+    def close(self) -> None:
+        """Closes every file without writing more."""
+        # Of the token files, only the last is open.
+        close_all(
+            (self.borders, self.starts, *(table.rows for table in self.tables.values()), *self._token_files.files[-1:])
+        )
+
+    def finish(self) -> None:
+        """Checks the text and writes the rest of the folder. Raises: DataError where nothing can be trained on."""
+        while len(self.sources) < len(self.job["sources"]):
+            self._end_source()
+        train = self.tables["train"]
+        # Refused while nothing is at its place yet: text in which there is nothing to predict.
+        if self._windows and train.tokens < 2:
+            name = self.sources[0]["name"]
+            raise DataError(f"{name}: fewer than two tokens to train on; give more text, or hold out less")
+        if not self._windows and self.numbering is None and not train.pairs:
+            raise DataError(
+                f"{self.sources[0]['name']}: no document with two sentences to train on ({train.documents} of one "
+                "sentence); put sentences or paragraphs on lines, a blank line between documents, or hold out less"
+            )
+        # What was counted, written to files of its own.
+        splits = {name: table.summary() for name, table in self.tables.items()}
+        self.starts.flush()
+        unigrams = HashingWriter(self.folder / "unigrams.bin")
+        unigrams.write(self.unigrams.astype("<i8").tobytes())
+        unigrams.file.close()
+        words = []
+        if self.numbering is not None:
+            words = [HashingWriter(self.folder / UNKNOWN)]
+            words[0].write(self.numbering.unknown())
+            words[0].file.close()
+        # Closed before the index is written: a full disk shows here, when the last bytes are written.
+        self.close()
+        (self.folder / "borders.partial").unlink()
+        by_position = [self.starts, *(table.rows for table in self.tables.values()), *self._token_files.files]
+        # Their order is that of `shards.by_position`.
+        # Read back: a small part of the time that tokenising took.
+        digests = HashingWriter(self.folder / DIGESTS)
+        digests.write(block_digests(out.path for out in by_position))
+        digests.file.close()
+        # Every file that the index has an entry for.
+        written = [*by_position, unigrams, *words, digests]
+        self.tokenizer.save(self.folder / "tokenizer")
+        # The index names and seals all of it.
+        index: dict[str, object] = {
+            "format": shards_index.FORMAT,
+            "tokenizer": self.tokenizer.fingerprint,
+            "vocabulary": self.tokenizer.size,
+            "dtype": self.dtype.str,
+            "per_file": self.job["per_file"],
+            "sentences": self.sentences,
+            "tokens": self.tokens,
+            "split_sentences": self.job["split_sentences"],
+            "dev_fraction": self.job["dev_fraction"],
+            "splits": splits,
+            "sources": self.sources,
+            "files": {out.path.name: out.entry() for out in written},
+            "block": BLOCK,
+        }
+        # Sentence pairs are the default stream, and leave it out.
+        if self._windows:
+            index |= {"stream": self.job["stream"], "documents": self.job["documents"]}
+        if self.numbering is not None:
+            index |= {"stream": self.job["stream"], **self.numbering.facts()}
+        # Last, since it covers the sizes and digests of all other files.
+        index["fingerprint"] = fingerprint_of(index)
+        (self.folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", "utf-8")
+
+
+def _in_turns(count: int) -> Iterator[int]:
+    """Yields how many numbers are read at once, until there were so many."""
+    while count > 0:
+        yield min(count, _COUNTED)
+        count -= _COUNTED

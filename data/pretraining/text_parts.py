@@ -1,0 +1,163 @@
+"""Parts of text: which bytes of which sources each part of a preparation reads, a function of (sources, part, count).
+
+A source is cut into pieces of PIECE bytes, where its documents follow each other in its bytes; any other source is one
+piece. Part i of n has the pieces that begin in the i-th of n equal shares of all bytes. A document belongs to the part
+in whose pieces it begins, so parts that are joined in their order are the text, whatever n is.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from contexture.data.config import DataConfig, Stream
+from contexture.data.plain_files import open_plain
+from contexture.data.text.sources import Source, TextFile
+from contexture.data.tokenizers.base import Tokenizer
+
+PIECE = 1 << 24
+"""Bytes of a piece. The digest of a source is made of those of its pieces, which parts compute apart."""
+_PARTS, _PART = 64, 1 << 28
+"""How many parts a preparation has on one machine (as far as there are pieces), and their bytes where these are more:
+so much of the work is lost by a kill at most."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A preparation: what all of its parts have in common."""
+
+    config: DataConfig
+    tokenizer: Tokenizer
+    stream: Stream
+    per_file: int
+    train: Sequence[Source]
+    dev: Sequence[Source]
+
+    @property
+    def sources(self) -> list[Source]:
+        """Returns the sources in the order of the shards: those to train on, then those held out."""
+        return [*self.train, *self.dev]
+
+    def facts(self) -> dict[str, object]:
+        """Returns everything that the shards depend on, as JSON."""
+        sources = [
+            {"name": source.name, "size": source.size, "split": split}
+            for split, each in (("train", self.train), ("dev", self.dev))
+            for source in each
+        ]
+        return {
+            "tokenizer": self.tokenizer.fingerprint,
+            "stream": self.stream,
+            "documents": self.config.documents,
+            "split_sentences": self.config.split_sentences,
+            "dev_fraction": float(self.config.dev_fraction),
+            "per_file": self.per_file,
+            "piece": PIECE,
+            "sources": sources,
+        }
+
+    def part_count(self) -> int:
+        """Returns how many parts a preparation has where nobody says: few enough to be cheap, and small enough to do
+        again."""
+        pieces = _pieces(self.sources, self._documents)
+        total = sum(piece.end - piece.start for piece in pieces)
+        return max(min(len(pieces), max(_PARTS, -(-total // _PART))), 1)
+
+    def spans(self, part: int, count: int) -> list["PartSpan"]:
+        """Returns what a part reads, in the order of the text."""
+        pieces = _pieces(self.sources, self._documents)
+        total = sum(piece.end - piece.start for piece in pieces)
+        spans: list[PartSpan] = []
+        before = 0
+        for piece in pieces:
+            # By the place of its first byte among all: a share holds none, one or many.
+            mine = part * total <= before * count < (part + 1) * total
+            before += piece.end - piece.start
+            if not mine:
+                continue
+            # Pieces that follow each other are read at once.
+            if spans and spans[-1].source == piece.source:
+                spans[-1] = spans[-1]._replace(end=piece.end)
+            else:
+                spans.append(piece)
+        return spans
+
+    def open(self, span: "PartSpan") -> Source | None:
+        """Returns the documents that begin in a span; None where none does."""
+        source = self.sources[span.source]
+        if not (isinstance(source, TextFile) and source.can_be_cut(self._documents)):
+            return source
+        # Both ends move on to where a document begins: what is left in front belongs to the span before.
+        first = source.document_border(span.start) if span.start else 0
+        last = source.size if span.end >= source.size else source.document_border(span.end)
+        return dataclasses.replace(source, span=(first, last)) if first < last else None
+
+    @property
+    def _documents(self) -> str:
+        # Sentences end a document at an empty line, whatever a document is elsewhere.
+        return self.config.documents if self.stream == "windows" else "blank_lines"
+
+
+class PartSpan(NamedTuple):
+    """Bytes start … end-1 of a source, by its number; of one that cannot be cut, all."""
+
+    source: int
+    start: int
+    end: int
+
+
+def _pieces(sources: Sequence[Source], documents: str) -> list[PartSpan]:
+    pieces = []
+    for number, source in enumerate(sources):
+        size = source.size
+        step = PIECE if source.can_be_cut(documents) else max(size, 1)
+        pieces += [PartSpan(number, at, min(at + step, size)) for at in range(0, max(size, 1), step)]
+    return pieces
+
+
+class PieceDigests:
+    """The sha256 (hex) of each piece of a span, of the bytes that are read of it.
+
+    The bytes in front of a span's first document belong to its first piece, and are read here; those of its last
+    document that lie behind its end belong to the next span.
+    """
+
+    def __init__(self, source: Source, span: PartSpan, first: int | None) -> None:
+        """first: where its first document begins, None where there is none; both are for a source that is cut."""
+        cut = isinstance(source, TextFile) and (span.start > 0 or span.end < source.size)
+        self._left = span.end - span.start if cut else None
+        self._digests: list[str] = []
+        self._digest, self._room = hashlib.sha256(), PIECE
+        if isinstance(source, TextFile) and cut and first != span.start:
+            with open_plain(source.path) as file:
+                file.seek(span.start)
+                at, end = span.start, span.end if first is None else min(first, span.end)
+                while at < end and (raw := file.read(min(end - at, 1 << 20))):
+                    self.update(raw)
+                    at += len(raw)
+
+    def update(self, raw: bytes) -> None:
+        """Takes the next bytes of the span, and drops those behind its end."""
+        if self._left is not None:
+            raw = raw[: self._left]
+            self._left -= len(raw)
+        while raw:
+            self._digest.update(raw[: self._room])
+            raw, self._room = raw[self._room :], self._room - min(len(raw), self._room)
+            if not self._room:
+                self._digests.append(self._digest.hexdigest())
+                self._digest, self._room = hashlib.sha256(), PIECE
+
+    def pieces(self) -> list[str]:
+        """Returns the digests, the last one of a piece that may be shorter."""
+        return [*self._digests, *([self._digest.hexdigest()] if self._room < PIECE else [])]
+
+
+def source_digest(pieces: Sequence[str]) -> str:
+    """Returns the digest of a source: of its bytes, or where it has several pieces, of their digests."""
+    return pieces[0] if len(pieces) == 1 else hashlib.sha256("".join(pieces).encode()).hexdigest()
+
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes read and the bytes in all; an exception that it raises stops the work."""

@@ -1,0 +1,236 @@
+"""Parts of a text that are tokenised apart and joined are the shards of the whole text, byte for byte."""
+
+import gzip
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from contexture.data.config import DataConfig, Stream
+from contexture.data.errors import DataError
+from contexture.data.pretraining import text_parts, tokenize_corpus
+from contexture.data.pretraining.join_parts import join
+from contexture.data.pretraining.shards import Shards
+from contexture.data.pretraining.tokenize_corpus import job_of, prepare, tokenize_part
+from contexture.data.text.sources import TextFile
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.word_level import Words
+from contexture.data.tokenizers.wordpiece import WordPiece
+from tests.conftest import ROOT
+from tests.helpers.slow_pairs import vocabulary
+
+STREAMS: list[Stream] = ["sentence_pairs", "windows", "lanes"]
+PIECES = WordPiece(vocabulary(), lowercase=True)
+WORDS = Words(["<S>", "</S>", "<UNK>", "w5", "w6"])
+LINES = st.sampled_from(
+    ["w5 w6 w7.", "w8", "", " ", "\t", "w9 w10 w11 w12 w13", "w5 " * 40, "a-word-nobody-knows", "é"]
+)
+ENDS = st.sampled_from(["\n", "\r\n", "\n\n", "\n \n", "\r"])
+TEXT = st.lists(st.tuples(LINES, ENDS), min_size=1, max_size=40).map(lambda x: "".join(a + b for a, b in x))
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_parts, "PIECE", 50)
+
+
+def seen(raw: bytes = b"") -> None:
+    """Takes what is read."""
+
+
+def tokenizer_of(stream: Stream) -> Tokenizer:
+    return WORDS if stream == "lanes" else PIECES
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(f.relative_to(folder)): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
+
+
+def in_parts(config: DataConfig, stream: Stream, folder: Path, count: int, order: list[int]) -> Shards:
+    """Tokenises parts in an order, in which some may be named twice, and joins them."""
+    job = job_of(config, tokenizer_of(stream), stream, per_file=37)
+    for part in order:
+        tokenize_part(job, folder / "parts", part, count, seen)
+    return join(folder / "parts", folder / "shards")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    texts=st.lists(TEXT, min_size=1, max_size=3),
+    kinds=st.lists(st.sampled_from([".txt", ".jsonl", ".txt.gz"]), min_size=3, max_size=3),
+    stream=st.sampled_from(STREAMS),
+    documents=st.sampled_from(["blank_lines", "files"]),
+    split=st.booleans(),
+    mark=st.booleans(),
+    counts=st.tuples(st.integers(2, 12), st.integers(0, 10**6)),
+)
+def test_joined_parts_are_the_shards_of_the_whole_text(
+    tmp_path_factory, texts, kinds, stream, documents, split, mark, counts
+):
+    folder = tmp_path_factory.mktemp("parts")
+    for number, (text, kind) in enumerate(zip(texts, kinds, strict=False)):
+        rows = "".join(json.dumps({"text": text[at : at + 30]}) + "\n" for at in range(0, len(text), 30))
+        raw = (rows if kind == ".jsonl" else "\ufeff" * mark + text + "w5\nw6\n").encode()
+        (folder / f"{number}{kind}").write_bytes(gzip.compress(raw) if kind.endswith("gz") else raw)
+    paths = tuple(str(path) for path in sorted(folder.iterdir()))
+    config = DataConfig(path=paths, documents=documents, split_sentences=split, dev_fraction=0.3)
+    try:
+        prepare(config, tokenizer_of(stream), folder / "whole", stream=stream, per_file=37)
+    except DataError as error:
+        expected: Any = str(error).rpartition(":")[2]
+    else:
+        expected = content(folder / "whole")
+    count, seed = counts
+    order = [*range(count), *random.Random(seed).sample(range(count), 2)]
+    random.Random(seed).shuffle(order)
+    try:
+        shards = in_parts(config, stream, folder, count, order)
+    except DataError as error:
+        assert str(error).rpartition(":")[2] == expected
+    else:
+        assert content(shards.folder) == expected
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_every_part_has_text_of_a_large_file(tmp_path: Path, stream: Stream):
+    """Else the law above could hold though one part did all the work."""
+    lines = [f"w{5 + n % 9} w{5 + n % 7}.\n" + "\n" * (n % 3 == 0) for n in range(300)]
+    (tmp_path / "a.txt").write_text("".join(lines))
+    config = DataConfig(path=(str(tmp_path / "a.txt"),))
+    job = job_of(config, tokenizer_of(stream), stream)
+    for part in range(7):
+        tokenize_part(job, tmp_path / "parts", part, 7, seen)
+        index = json.loads((tmp_path / "parts" / f"part-{part:05d}-of-00007" / "part.json").read_text())
+        assert index["spans"][0]["sentences"] > 3
+    prepare(config, tokenizer_of(stream), tmp_path / "whole", stream=stream)
+    assert content(join(tmp_path / "parts", tmp_path / "shards").folder) == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("raw", "at", "border"),
+    [
+        (b"a\n\nb\n", 1, 3), (b"a\n\nb\n", 3, 3), (b"a\n\nb\n", 4, 5), (b"a\r\n\r\nb", 1, 5), (b"a\n \nb\n\nc", 1, 7),
+        (b"\n\n\n\na", 1, 2), (b"ab", 1, 2),
+        (b"a" * 70_000 + b"\n\nb", 1, 70_002), (b"a" * 65_535 + b"\n\nb", 9, 65_537),
+    ],
+)  # fmt: skip
+def test_a_document_begins_after_an_empty_line(tmp_path: Path, raw: bytes, at: int, border: int):
+    (tmp_path / "a.txt").write_bytes(raw)
+    assert TextFile(tmp_path / "a.txt").document_border(at) == border
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Path:
+    """Three parts of a text."""
+    (tmp_path / "a.txt").write_text("w5 w6.\nw7 w8.\n\n" * 30)
+    job = job_of(DataConfig(path=(str(tmp_path / "a.txt"),)), PIECES, "sentence_pairs")
+    for part in range(3):
+        tokenize_part(job, tmp_path / "parts", part, 3, seen)
+    return tmp_path / "parts"
+
+
+def refused(parts: Path, line: str) -> None:
+    with pytest.raises(DataError, match=line):
+        join(parts, parts.parent / "shards")
+    # Nothing is left, and no part is lost.
+    assert sorted(each.name for each in parts.parent.iterdir() if "shards" in each.name) == []
+
+
+def test_a_part_that_is_missing_is_named(parts):
+    shutil.rmtree(parts / "part-00001-of-00003")
+    refused(parts, r"parts: part 1 of 3 is missing; make it with --part 1/3$")
+    shutil.rmtree(parts / "part-00002-of-00003")
+    refused(parts, r"parts: part 1 of 3 and 1 more is missing; make it with --part 1/3$")
+    refused(parts.parent / "nowhere", "nowhere: holds no parts of a preparation; make them with --part 0/N to N-1/N")
+
+
+def test_parts_of_two_counts_are_refused(parts, tmp_path):
+    job = job_of(DataConfig(path=(str(tmp_path / "a.txt"),)), PIECES, "sentence_pairs")
+    tokenize_part(job, parts, 0, 2, seen)
+    refused(parts, "holds parts of 2 and of 3; delete those of one")
+
+
+def test_a_part_of_other_settings_is_named(parts, tmp_path):
+    (tmp_path / "b.txt").write_text("w5 w6.\nw7 w8.\n\n" * 30)
+    others = [
+        DataConfig(path=(str(tmp_path / "a.txt"),), split_sentences=False),
+        DataConfig(path=(str(tmp_path / "b.txt"),)),
+    ]
+    lines = ["split sentences False, not True", "other sources: b.txt of 450 bytes"]
+    for config, line in zip(others, lines, strict=True):
+        job = job_of(config, PIECES, "sentence_pairs")
+        with pytest.raises(DataError, match="a part of another preparation"):
+            tokenize_part(job, parts, 1, 3, seen)
+        shutil.rmtree(parts / "part-00001-of-00003")
+        tokenize_part(job, parts, 1, 3, seen)
+        refused(parts, rf"part-00001-of-00003: a part of another preparation \({line}\); delete")
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "ends.bin", "borders.bin", "unigrams.bin", "part.json"])
+@pytest.mark.parametrize("harm", ["flipped", "cut", "longer"])
+def test_a_damaged_part_is_named(parts, name, harm):
+    file = parts / "part-00001-of-00003" / name
+    raw = bytearray(file.read_bytes())
+    if harm == "flipped":
+        raw[len(raw) // 2] ^= 1
+    file.write_bytes({"flipped": raw, "cut": raw[:-1], "longer": raw + b"x"}[harm] if name != "part.json" else raw[:-5])
+    refused(parts, rf"part-00001-of-00003/{name}: (damaged|not the description of a part)")
+
+
+def test_a_fault_in_a_later_part_names_its_line(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"w5 w6.\nw7.\n\n" * 30 + b"w5.\n\xff\n\n" + b"w5 w6.\nw7.\n\n" * 30)
+    job = job_of(DataConfig(path=(str(tmp_path / "a.txt"),)), PIECES, "sentence_pairs")
+    failed = 0
+    for part in range(5):
+        try:
+            tokenize_part(job, tmp_path / "parts", part, 5, seen)
+        except DataError as error:
+            failed += 1
+            assert str(error).startswith(f"{tmp_path / 'a.txt'}:92: not UTF-8 (byte 0xff at column 1)")
+    assert failed == 1 and len(list((tmp_path / "parts").iterdir())) == 4
+
+
+_KILLED = """
+import sys, time
+from pathlib import Path
+from contexture.data.config import DataConfig
+from contexture.data.pretraining import text_parts, tokenize_corpus
+from tests.data.pretraining.test_parts import PIECES
+text_parts.PIECE = 50
+def slowly(done, total):
+    time.sleep(0.02)
+tokenize_corpus.prepare(DataConfig(path=(sys.argv[1],)), PIECES, Path(sys.argv[2]), slowly)
+"""
+
+
+def test_a_killed_preparation_goes_on_with_the_parts_that_are_done(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("w5 w6.\nw7 w8.\n\n" * 200)
+    words = [sys.executable, "-c", _KILLED, str(tmp_path / "a.txt"), str(tmp_path / "shards")]
+    process = subprocess.Popen(words, cwd=ROOT)
+    deadline = time.monotonic() + 60
+    while len(done := list(tmp_path.glob(".shards.*.partial/part-*"))) < 5 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert len(done) >= 5 and not (tmp_path / "shards").exists()
+    made: list[int] = []
+    written = tokenize_corpus._PartWriter.finish
+    monkeypatch.setattr(
+        tokenize_corpus._PartWriter, "finish", lambda self, part, count: (made.append(part), written(self, part, count))
+    )
+    config = DataConfig(path=(str(tmp_path / "a.txt"),))
+    prepare(config, PIECES, tmp_path / "shards")
+    assert len(made) < 64 - 4 and 0 not in made
+    prepare(config, PIECES, tmp_path / "again")
+    assert content(tmp_path / "shards") == content(tmp_path / "again")
+    # Nothing else is left.
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.txt", "again", "shards"]
