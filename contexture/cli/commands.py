@@ -324,7 +324,7 @@ COMMANDS: dict[str, Command] = {
     "tokenizer": Command(
         group="Set up",
         summary="Learn a vocabulary from text",
-        run="training_commands.tokenizer_command",
+        run="preparation_commands.tokenizer_command",
         request="TokenizerRequest",
         usage="KIND --input FILE … --to DIR [options]",
         examples=("contexture tokenizer wordpiece --input my_text/ --vocab-size 8192 --to vocabulary/",),
@@ -332,7 +332,7 @@ COMMANDS: dict[str, Command] = {
     "prepare": Command(
         group="Set up",
         summary="Tokenise text once, for many runs",
-        run="training_commands.prepare_command",
+        run="preparation_commands.prepare_command",
         request="PrepareRequest",
         usage="RECIPE --input FILE … --to DIR [options]",
         examples=("contexture prepare bert.tiny --input my_text/ --to shards/",),

@@ -14,10 +14,10 @@ from contexture.cli.output import Result, StreamingResult, TwofoldResult, fit_co
 from contexture.cli.parse import option_names, parse
 from contexture.cli.settings_file import read_settings, with_settings
 from contexture.option_scope import check_effects
-from contexture.requests import CheckRequest, FinetuneRequest, NoOptions, PlanRequest, PrepareRequest, TokenizerRequest
+from contexture.requests import CheckRequest, FinetuneRequest, NoOptions, PlanRequest
 from contexture.table_files import check_table, write_table
 from contexture.train.errors import ConfigError
-from contexture.train.run.signals import NOTHING_WRITTEN, Signals
+from contexture.train.run.signals import Signals
 from contexture.train.settings.run import Run
 from contexture.train.settings.run_file import read, to_json
 
@@ -178,72 +178,6 @@ def _planned(argv: list[str]) -> tuple[PlanRequest, str]:
             "little; give --data.features off to plan the step that computes the backbone too"
         )
     return request, name
-
-
-def tokenizer_command(argv: list[str]) -> Result:
-    """Learns a vocabulary from text."""
-    request = parse(TokenizerRequest, argv, "tokenizer")
-    from contexture.data.storage import atomic_folder, check_free
-    from contexture.data.text.sources import expand
-    from contexture.data.tokenizers.unknown_tokens import LostMarks
-    from contexture.train.run.vocabulary import learn
-
-    check_free(request.to, request.overwrite)
-    with Signals(NOTHING_WRITTEN) as signals:
-        files = expand(request.input, "input")
-        marks = LostMarks() if request.kind == "wordpiece" and request.lowercase else None
-        tokenizer = learn(
-            request.kind,
-            files,
-            request.vocab_size,
-            request.lowercase,
-            signals,
-            documents="files",
-            split=request.word_splitter,
-            marks=marks,
-        )
-    if marks and (line := marks.warning("the text", "keep them with --no-lowercase")):
-        logger.warning(line)
-    with atomic_folder(Path(request.to), request.overwrite) as part:
-        tokenizer.save(part)
-    return {"tokenizer": request.to, "vocab_size": tokenizer.size, "fingerprint": tokenizer.fingerprint}
-
-
-def prepare_command(argv: list[str]) -> Result:
-    """Tokenises text once into shards."""
-    request = parse(PrepareRequest, argv, "prepare")
-    from contexture.configs import recipe
-    from contexture.data.pretraining.tokenize_corpus import prepare
-    from contexture.data.storage import check_free, left_partials
-    from contexture.data.text.sources import expand
-    from contexture.data.tokenizers.registry import load_tokenizer
-    from contexture.train.run.vocabulary import check_tokenizer_kind, learn
-
-    run = with_settings(recipe(request.recipe), read_settings(request.config), request.config)
-    try:
-        data = dataclasses.replace(run.data, path=request.input, dev=request.dev, dev_fraction=request.dev_fraction)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    check_free(request.to)
-    for left in left_partials(Path(request.to)):
-        logger.warning(f"{left} is what a preparation that was killed has left; delete it unless one is at work there")
-    with Signals(NOTHING_WRITTEN) as signals:
-        if request.tokenizer:
-            tokenizer = load_tokenizer(request.tokenizer, data.lowercase, data.word_splitter)
-        else:
-            files, kind, size = expand(request.input, "input"), data.vocabulary, run.model.vocab
-            tokenizer = learn(kind, files, size, data.lowercase, signals, data.documents, data.word_splitter)
-        check_tokenizer_kind(run, tokenizer.kind)
-        progress = lambda done, total: signals.check()  # noqa: E731
-        shards = prepare(data, tokenizer, Path(request.to), progress, stream=run.stream)
-    splits = {
-        name: {"documents": s.documents, "sentences": s.sentences, "tokens": s.tokens}
-        for name, s in shards.splits.items()
-    }
-    summary = {"shards": request.to, "vocab_size": tokenizer.size, "fingerprint": shards.fingerprint}
-    if tokenizer.unk is not None:
-        summary["unknown"] = float(shards.unigrams()[tokenizer.unk] / max(shards.unigrams().sum(), 1))
-    return {**summary, **splits}
 
 
 def pretrain_command(argv: list[str]) -> TwofoldResult | None:

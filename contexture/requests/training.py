@@ -1,11 +1,14 @@
 """The options of the commands that train, plan, learn a vocabulary or prepare text. Needs no jax."""
 
+import re
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from contexture.data.config import LearnedKind
 from contexture.requests.arguments import DIR, FILE, FILES, POSITIONAL, Arg, check_effect, check_place
 from contexture.train.settings.run import Run
+
+MOST_PARTS = 100_000
 
 
 @dataclass(frozen=True)
@@ -98,10 +101,19 @@ class PrepareRequest:
 
     recipe: Annotated[str, Arg(metavar="RECIPE"), POSITIONAL]
     """The recipe that the runs will have: it decides how text is cut and tokenised."""
-    input: Annotated[tuple[str, ...], FILES]
+    input: Annotated[tuple[str, ...], FILES] = ()
     """The text to tokenise: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
     to: Annotated[str, DIR]
     """The folder to write the shards to."""
+    part: Annotated[str, Arg(metavar="I/N")] = ""
+    """Tokenise only part I of N, from 0, into TO.parts, unless it is there. Parts may be made in any order, on any
+    machines that share the folder; --join makes shards of them. They need one --tokenizer."""
+    join: bool = False
+    """Join the parts in TO.parts into shards, the same as without parts. Needs neither --input nor --tokenizer."""
+    workers: int = 1
+    """How many processes tokenise. What they have done stays where the work is stopped; the same command resumes."""
+    per_worker: bool = False
+    """Show what each worker is at."""
     tokenizer: Annotated[str, DIR] = ""
     """A tokenizer's folder, or a published vocabulary. Without it, the recipe's vocabulary is learned on the text."""
     dev: Annotated[tuple[str, ...], FILES] = ()
@@ -113,3 +125,28 @@ class PrepareRequest:
 
     def __post_init__(self) -> None:
         check_place(self.to)
+        if not self.input and not self.join:
+            raise ValueError("input names no text; give a file, several, or a folder")
+        if self.workers < 1:
+            raise ValueError(f"workers={self.workers} is not a positive number of processes")
+        check_effect(self, ("per_worker",), self.workers > 1, "several workers; give --workers 4")
+        if self.join:
+            given = ("input", "tokenizer", "dev", "dev_fraction", "part", "workers")
+            check_effect(self, given, False, "making parts; leave --join out")
+        if self.part:
+            self.part_of_count  # noqa: B018
+            check_effect(self, ("workers",), False, "a whole preparation, not one part; leave --part out")
+            if not self.tokenizer:
+                raise ValueError(
+                    "part= wants one vocabulary for all parts; learn it first (contexture tokenizer …), and give it as "
+                    "--tokenizer DIR"
+                )
+
+    @property
+    def part_of_count(self) -> tuple[int, int]:
+        """Returns the part's number and how many there are."""
+        match = re.fullmatch(r"([0-9]+)/([0-9]+)", self.part)
+        part, count = (int(match[1]), int(match[2])) if match else (0, 0)
+        if not part < count <= MOST_PARTS:
+            raise ValueError(f"part={self.part} is not a part like 0/8 to 7/8")
+        return part, count

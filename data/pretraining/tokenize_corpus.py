@@ -22,10 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
+from contexture.data import mirror
 from contexture.data.binary_files import HashingWriter, Int64Writer, close_all, fingerprint_of
 from contexture.data.config import DataConfig, Stream
 from contexture.data.errors import DataError
 from contexture.data.pretraining.join_parts import FORMAT, PART, RUN, PartEntry, join, part_name, read_part
+from contexture.data.pretraining.part_workers import Tally, tokenize_in_workers
 from contexture.data.pretraining.shards import BLOCK_TOKENS, Shards
 from contexture.data.pretraining.shards_index import PER_FILE, UNKNOWN
 from contexture.data.pretraining.text_parts import Job, PartSpan, PieceDigests
@@ -49,6 +51,8 @@ def prepare(
     *,
     stream: Stream = "sentence_pairs",
     per_file: int = PER_FILE,
+    workers: int = 1,
+    tally: Tally | None = None,
 ) -> Shards:
     """Tokenises `config.path` (and `config.dev`) into the folder `to` and opens it.
 
@@ -58,6 +62,7 @@ def prepare(
     bytes read and the bytes in all (approximate for a TFDS set and a columnar file), at least every half megabyte; an
     exception that it raises stops the work. Warns where many tokens of the text are unknown.
 
+    workers: how many processes tokenise. tally: gets what was read and written so far, before `progress` is called.
     stream: how sequences will be drawn.
 
         sentence_pairs  sentences are tokenised one by one, and held out by their number
@@ -76,23 +81,24 @@ def prepare(
     check_free(Path(to))
     job = job_of(config, tokenizer, stream, per_file)
     to = Path(os.path.realpath(to))
-    total = sum(source.size for source in job.sources)
-    done = 0
+    tally = tally or Tally(0)
+    tally.total = sum(source.size for source in job.sources)
 
     # Called without bytes between two batches too, where `progress` may stop the work.
-    def seen(raw: bytes = b"") -> None:
-        nonlocal done
-        # Some sizes are estimates: never more than all.
-        done = min(done + len(raw), total)
+    def told(read: int, documents: int, tokens: int) -> None:
+        tally.add(read, documents, tokens)
         if progress:
-            progress(done, total)
+            progress(tally.read, tally.total)
 
     # Named after the preparation: parts of another text or vocabulary are never taken for its own.
     parts = to.with_name(f".{to.name}.{fingerprint_of(job.facts())[:8]}.partial")
     count = job.part_count()
     try:
-        for part in range(count):
-            tokenize_part(job, parts, part, count, seen)
+        if min(workers, count) > 1:
+            tokenize_in_workers(job, parts, count, min(workers, count), told, tally)
+        else:
+            for part in range(count):
+                tokenize_part(job, parts, part, count, told)
         shards = join(parts, to, tokenizer)
     except DataError:
         # The text must change, and these parts could not be used again.
@@ -117,7 +123,7 @@ def job_of(config: DataConfig, tokenizer: Tokenizer, stream: Stream, per_file: i
     return Job(config, tokenizer, stream, per_file, train, dev)
 
 
-def tokenize_part(job: Job, folder: Path, part: int, count: int, seen: Callable[..., None]) -> None:
+def tokenize_part(job: Job, folder: Path, part: int, count: int, told: Callable[[int, int, int], None]) -> None:
     """Tokenises a part of a text into a folder of its own below `folder`, unless it is there already.
 
     Args:
@@ -125,20 +131,25 @@ def tokenize_part(job: Job, folder: Path, part: int, count: int, seen: Callable[
         folder: where its parts lie.
         part: the number of the part, from 0.
         count: how many parts there are.
-        seen: gets all bytes as they are read; an exception that it raises stops the work.
+        told: called with the bytes that were read, and the documents and tokens that were written, since the last call,
+            at least every half megabyte; an exception that it raises stops the work.
 
     Raises:
         DataError: for text that cannot be read, and where another preparation's part is there.
     """
     place = folder / part_name(part, count)
+    mirror.fetched(place)
     if place.is_dir():
-        read_part(place, job.facts())
+        # Its text counts as read.
+        index = read_part(place, job.facts())
+        read = sum(span.end - span.start for span in job.spans(part, count))
+        told(read, *(sum(entry[name] for entry in index["spans"]) for name in ("documents", "tokens")))
         return
     with atomic_folder(place) as partial:
         writer = _PartWriter(partial, job)
         try:
             for span in job.spans(part, count):
-                writer.add(span, seen)
+                writer.add(span, told)
             writer.finish(part, count)
         except BaseException:
             writer.close()
@@ -161,15 +172,23 @@ class _PartWriter:
         self.unigrams = np.zeros(self.tokenizer.size, np.int64)
         self.spans: list[PartEntry] = []
 
-    def add(self, span: PartSpan, seen: Callable[..., None]) -> None:
-        """Writes the documents that begin in a span."""
+    def add(self, span: PartSpan, told: Callable[[int, int, int], None]) -> None:
+        """Writes the documents that begin in a span. told: as in `tokenize_part`."""
         source, before = self.job.open(span), (self.tokens, self.sentences, self.documents)
         first = source.span[0] if isinstance(source, TextFile) else None
         digests = PieceDigests(self.job.sources[span.source], span, first)
 
         def read(raw: bytes) -> None:
             digests.update(raw)
-            seen(raw)
+            told(len(raw), 0, 0)
+
+        # Between two batches of text.
+        last = [self.documents, self.tokens]
+
+        def seen() -> None:
+            now = [self.documents, self.tokens]
+            told(0, now[0] - last[0], now[1] - last[1])
+            last[:] = now
 
         whole = 0
         if source is not None:
@@ -203,7 +222,7 @@ class _PartWriter:
             for _ in whole.chunks(self.config.documents) if self.job.stream == "windows" else whole.documents():
                 pass
 
-    def _add_documents(self, source: Source, read: Callable[[bytes], None], seen: Callable[..., None]) -> int:
+    def _add_documents(self, source: Source, read: Callable[[bytes], None], seen: Callable[[], None]) -> int:
         """Writes whole documents, each followed by the end token, in runs → how many there are."""
         end = [] if self.tokenizer.end is None else [self.tokenizer.end]
         whole = 0
@@ -247,7 +266,7 @@ class _PartWriter:
             self.sentences += len(ends)
             self.ends.add(*ends)
 
-    def _add_sentences(self, source: Source, read: Callable[[bytes], None], seen: Callable[..., None]) -> int:
+    def _add_sentences(self, source: Source, read: Callable[[bytes], None], seen: Callable[[], None]) -> int:
         """Writes sentences → how many documents the source itself tells apart."""
         whole = 0
         first_sentence, first_token = self.sentences, self.tokens  # of the document being written

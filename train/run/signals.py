@@ -16,6 +16,7 @@ from contexture.data.cancel import CancelToken
 from contexture.data.storage import remove_unfinished
 
 STOPPED = "stopped; the same command starts again"
+PARTS_KEPT = "stopped; the same command resumes from the parts that are done"
 NOTHING_WRITTEN = "stopped, nothing was written; the same command starts again"
 # 75 is EX_TEMPFAIL (sysexits.h): a scheduler may start the command again. 130 is the shell's 128 + SIGINT.
 EXIT_CODE = {signal.SIGTERM: 75, signal.SIGINT: 130}

@@ -43,8 +43,8 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_parts, "PIECE", 50)
 
 
-def seen(raw: bytes = b"") -> None:
-    """Takes what is read."""
+def seen(read: int, documents: int, tokens: int) -> None:
+    """Takes what was done."""
 
 
 def tokenizer_of(stream: Stream) -> Tokenizer:

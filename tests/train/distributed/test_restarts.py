@@ -68,7 +68,7 @@ def test_a_process_that_rests_for_a_minute_changes_nothing(door, tiny_words, tmp
 
     It rests when every program has run: jax's collectives of CPUs wait for 30 s when they meet for the first time.
     """
-    words = [*tiny_words, "--steps", "300", "--mesh.peer-minutes", "3"]
+    words = [*tiny_words, "--steps", "150", "--mesh.peer-minutes", "3"]
     folders = [tmp_path / name for name in ("whole", "rested")]
     for folder in folders:
         processes: list[subprocess.Popen] = start_job(door, words, [folder] * 2, free_port())
@@ -77,6 +77,6 @@ def test_a_process_that_rests_for_a_minute_changes_nothing(door, tiny_words, tmp
             processes[1].send_signal(signal.SIGSTOP)
             time.sleep(60)
             processes[1].send_signal(signal.SIGCONT)
-        ended = finish(processes)
+        ended = finish(processes, 600)
         assert [code for code, _ in ended] == [0, 0], ended
     assert losses(folders[0]) == losses(folders[1]) != {}

@@ -1,0 +1,153 @@
+"""The commands that learn a vocabulary and tokenise text: argv → the printed result."""
+
+import dataclasses
+import logging
+import time
+from pathlib import Path
+
+from contexture.cli.output import Result
+from contexture.cli.parse import parse
+from contexture.cli.settings_file import read_settings, with_settings
+from contexture.configs import recipe
+from contexture.data.config import DataConfig
+from contexture.data.pretraining.join_parts import join, part_name
+from contexture.data.pretraining.part_workers import Tally
+from contexture.data.pretraining.shards import Shards
+from contexture.data.pretraining.tokenize_corpus import job_of, prepare, tokenize_part
+from contexture.data.storage import atomic_folder, check_free, left_partials
+from contexture.data.text.sources import expand
+from contexture.data.tokenizers.base import Tokenizer
+from contexture.data.tokenizers.registry import load_tokenizer
+from contexture.data.tokenizers.unknown_tokens import LostMarks
+from contexture.requests import PrepareRequest, TokenizerRequest
+from contexture.train.errors import ConfigError
+from contexture.train.run.progress import duration
+from contexture.train.run.signals import NOTHING_WRITTEN, PARTS_KEPT, Signals
+from contexture.train.run.vocabulary import check_tokenizer_kind, learn
+from contexture.train.settings.run import Run
+
+logger = logging.getLogger(__name__)
+_BETWEEN = 5.0
+"""Seconds between two lines of progress."""
+
+
+def tokenizer_command(argv: list[str]) -> Result:
+    """Learns a vocabulary from text."""
+    request = parse(TokenizerRequest, argv, "tokenizer")
+    check_free(request.to, request.overwrite)
+    with Signals(NOTHING_WRITTEN) as signals:
+        files = expand(request.input, "input")
+        marks = LostMarks() if request.kind == "wordpiece" and request.lowercase else None
+        tokenizer = learn(
+            request.kind,
+            files,
+            request.vocab_size,
+            request.lowercase,
+            signals,
+            documents="files",
+            split=request.word_splitter,
+            marks=marks,
+        )
+    if marks and (line := marks.warning("the text", "keep them with --no-lowercase")):
+        logger.warning(line)
+    with atomic_folder(Path(request.to), request.overwrite) as part:
+        tokenizer.save(part)
+    return {"tokenizer": request.to, "vocab_size": tokenizer.size, "fingerprint": tokenizer.fingerprint}
+
+
+def prepare_command(argv: list[str]) -> Result:
+    """Tokenises text once into shards, or a part of it."""
+    request = parse(PrepareRequest, argv, "prepare")
+    run = with_settings(recipe(request.recipe), read_settings(request.config), request.config)
+    try:
+        data = dataclasses.replace(run.data, path=request.input, dev=request.dev, dev_fraction=request.dev_fraction)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    check_free(request.to)
+    parts = Path(f"{request.to}.parts")
+    with Signals(NOTHING_WRITTEN if request.part else PARTS_KEPT) as signals:
+        if request.join:
+            return _of_shards(request.to, join(parts, Path(request.to)))
+        tokenizer = _preparing_tokenizer(request, run, data, signals)
+        if request.part:
+            return _prepare_part(request, run, data, tokenizer, parts, signals)
+        tally = Tally(0)
+        line = _Progress(tally, request.per_worker)
+
+        def progress(done: int, total: int) -> None:
+            signals.check()
+            line.show()
+
+        shards = prepare(
+            data, tokenizer, Path(request.to), progress, stream=run.stream, workers=request.workers, tally=tally
+        )
+    for left in left_partials(Path(request.to)):
+        logger.warning(f"{left} is what a preparation that was killed has left; delete it unless one is at work there")
+    return _of_shards(request.to, shards)
+
+
+def _preparing_tokenizer(request: PrepareRequest, run: Run, data: DataConfig, signals: Signals) -> Tokenizer:
+    """Returns the vocabulary that was given, or one that is learned on the text."""
+    if request.tokenizer:
+        tokenizer = load_tokenizer(request.tokenizer, data.lowercase, data.word_splitter)
+    else:
+        files, kind, size = expand(request.input, "input"), data.vocabulary, run.model.vocab
+        tokenizer = learn(kind, files, size, data.lowercase, signals, data.documents, data.word_splitter)
+    check_tokenizer_kind(run, tokenizer.kind)
+    return tokenizer
+
+
+def _prepare_part(
+    request: PrepareRequest, run: Run, data: DataConfig, tokenizer: Tokenizer, parts: Path, signals: Signals
+) -> Result:
+    part, count = request.part_of_count
+    job = job_of(data, tokenizer, run.stream)
+    tally = Tally(sum(span.end - span.start for span in job.spans(part, count)))
+    line = _Progress(tally)
+
+    def told(read: int, documents: int, tokens: int) -> None:
+        tally.add(read, documents, tokens)
+        signals.check()
+        line.show()
+
+    tokenize_part(job, parts, part, count, told)
+    return {"part": str(parts / part_name(part, count)), "documents": tally.documents, "tokens": tally.tokens}
+
+
+def _of_shards(to: str, shards: Shards) -> Result:
+    """Returns what a preparation prints."""
+    tokenizer = shards.tokenizer
+    splits = {
+        name: {"documents": s.documents, "sentences": s.sentences, "tokens": s.tokens}
+        for name, s in shards.splits.items()
+    }
+    summary = {"shards": to, "vocab_size": tokenizer.size, "fingerprint": shards.fingerprint}
+    if tokenizer.unk is not None:
+        summary["unknown"] = float(shards.unigrams()[tokenizer.unk] / max(shards.unigrams().sum(), 1))
+    return {**summary, **splits}
+
+
+class _Progress:
+    """A line every few seconds: how far the work is, how fast, how long it will take."""
+
+    def __init__(self, tally: Tally, per_worker: bool = False) -> None:
+        self._tally, self._per_worker = tally, per_worker
+        self._last: tuple[float, int, int] | None = None
+
+    def show(self) -> None:
+        tally, now = self._tally, time.monotonic()
+        if self._last is None:
+            self._last = now, tally.read, tally.tokens
+        then, read, tokens = self._last
+        # Over the last seconds: parts of an earlier start are passed over at once.
+        if now - then < _BETWEEN:
+            return
+        left = (tally.total - tally.read) * (now - then) / max(tally.read - read, 1)
+        logger.info(
+            f"{tally.read / 1e6:,.0f} of {tally.total / 1e6:,.0f} MB ({tally.read / max(tally.total, 1):.0%}): "
+            f"{tally.documents:,} documents, {tally.tokens:,} tokens, {(tally.tokens - tokens) / (now - then):,.0f} "
+            f"tokens/s, {duration(left)} left"
+        )
+        if self._per_worker:
+            logger.info(", ".join(f"worker {number}: {at}" for number, at in sorted(tally.workers.items())))
+        self._last = now, tally.read, tally.tokens

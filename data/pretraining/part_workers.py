@@ -1,0 +1,157 @@
+"""The parts of a preparation, tokenised by several processes of this machine."""
+
+import multiprocessing
+import os
+import queue
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any
+
+from contexture.data.config import DataConfig, Stream
+from contexture.data.errors import DataError
+from contexture.data.pretraining.join_parts import part_name
+from contexture.data.pretraining.text_parts import Job
+from contexture.data.tokenizers.registry import load_tokenizer
+
+_BETWEEN = 0.5
+"""Seconds between two messages of a worker."""
+_SPAWN = multiprocessing.get_context("spawn")  # a forked process would have locks of threads that it lacks
+
+
+@dataclass
+class Tally:
+    """What was read and written so far."""
+
+    total: int
+    """Bytes of all sources; of a TFDS set and a columnar file about as many as are read."""
+    read: int = 0
+    documents: int = 0
+    tokens: int = 0
+    workers: dict[int, str] = field(default_factory=dict)
+    """What each worker is at."""
+
+    def add(self, read: int = 0, documents: int = 0, tokens: int = 0) -> None:
+        # Some sizes are estimates: never more than all.
+        self.read = min(self.read + read, self.total)
+        self.documents += documents
+        self.tokens += tokens
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a worker is told."""
+
+    config: DataConfig
+    tokenizer: Path
+    stream: Stream
+    per_file: int
+    piece: int
+    folder: Path
+    count: int
+    threads: int
+
+
+def tokenize_in_workers(
+    job: Job, folder: Path, count: int, workers: int, told: Callable[[int, int, int], None], tally: Tally
+) -> None:
+    """Tokenises all parts that are not done, in so many processes.
+
+    Args:
+        job: the preparation.
+        folder: where its parts lie.
+        count: how many parts there are.
+        workers: how many processes.
+        told: called with bytes, documents and tokens since the last call, twice a second at least; an exception that it
+            raises stops the work.
+        tally: gets what each worker is at.
+
+    Raises:
+        DataError: as `tokenize_part`.
+        OSError: where a worker is killed.
+    """
+    from contexture.data.pretraining import text_parts
+
+    folder.mkdir(parents=True, exist_ok=True)
+    # Workers read the vocabulary as a run would: from its folder.
+    vocabulary = folder / "tokenizer"
+    if not vocabulary.is_dir():
+        job.tokenizer.save(vocabulary)
+    threads = max((os.cpu_count() or 1) // workers, 1)
+    work = _Work(job.config, vocabulary, job.stream, job.per_file, text_parts.PIECE, folder, count, threads)
+    parts, messages = _SPAWN.Queue(), _SPAWN.Queue()
+    for part in [*range(count), *[-1] * workers]:
+        parts.put(part)
+    processes = [
+        _SPAWN.Process(target=_work, args=(work, parts, messages, each), daemon=True) for each in range(workers)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        _listen(processes, messages, told, tally)
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+        for left in folder.glob(".part-*.partial"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _listen(processes: list[SpawnProcess], messages: Any, told: Callable[[int, int, int], None], tally: Tally) -> None:
+    """Passes on what workers say, until all have ended."""
+    while True:
+        ended = all(process.exitcode is not None for process in processes)
+        try:
+            worker, what, value = messages.get(timeout=0.0 if ended else _BETWEEN)
+        except queue.Empty:
+            told(0, 0, 0)
+            if ended:
+                break
+            continue
+        if what == "error":
+            raise value
+        if what == "part":
+            tally.workers[worker] = value
+        else:
+            told(*value)
+    for number, process in enumerate(processes):
+        if process.exitcode:
+            reason = f"was killed by signal {-process.exitcode}" if process.exitcode < 0 else "has failed"
+            raise OSError(f"worker {number} {reason}; the same command resumes from the parts that are done")
+
+
+def _work(work: _Work, parts: Any, messages: Any, number: int) -> None:
+    """A worker: tokenises parts until there are no more."""
+    # Ctrl-C goes to all processes of a terminal: the one that was started ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Read when a tokenizer first takes a batch of texts.
+    os.environ["RAYON_NUM_THREADS"] = str(work.threads)
+    from contexture.data.pretraining import text_parts
+    from contexture.data.pretraining.tokenize_corpus import job_of, tokenize_part
+
+    text_parts.PIECE = work.piece
+    counts, last = [0, 0, 0], time.monotonic()
+
+    def told(*new: int) -> None:
+        nonlocal last, counts
+        counts = [one + more for one, more in zip(counts, new, strict=True)]
+        if time.monotonic() - last > _BETWEEN:
+            messages.put((number, "counts", tuple(counts)))
+            counts, last = [0, 0, 0], time.monotonic()
+
+    try:
+        tokenizer = load_tokenizer(work.tokenizer, work.config.lowercase, work.config.word_splitter)
+        job = job_of(work.config, tokenizer, work.stream, work.per_file)
+        while (part := parts.get()) >= 0:
+            messages.put((number, "part", part_name(part, work.count)))
+            tokenize_part(job, work.folder, part, work.count, told)
+        messages.put((number, "counts", tuple(counts)))
+    except (DataError, OSError) as error:
+        messages.put((number, "error", error))
+    # What was put is sent before the process ends.
+    messages.close()
+    messages.join_thread()
