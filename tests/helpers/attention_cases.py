@@ -41,6 +41,10 @@ class Tiled(NamedTuple):
     def ORDER(self) -> str:
         return KERNELS[self.name].ORDER
 
+    @property
+    def NORM(self) -> str:
+        return KERNELS[self.name].NORM
+
     def blocks(self, length: int, width: int, dtype: Any) -> tuple[int, int]:
         return self.queries, self.keys
 

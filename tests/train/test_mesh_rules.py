@@ -154,12 +154,15 @@ def test_an_offset_of_all_seeds_is_refused():
 
 
 def test_each_letter_is_sharded_by_axes_of_the_mesh():
-    """The batch and its rows by data and fsdp, the width of parameters by fsdp, heads and their like by tensor; others
-    by none."""
+    """The batch and its rows by data and fsdp, the width of parameters by fsdp, heads and their like by tensor, the
+    tokens of a batch's sequences by context; others by none."""
     by_axes = {letter: spec[0] for letter in sorted(LETTERS) if (spec := partition_spec(letter, (8,), SIZES))}
     wide, width, heads = ("data", "fsdp"), "fsdp", "tensor"
     expected = {"B": wide, "X": wide, "R": wide, "D": width, "J": width, "V": heads, "H": heads, "F": heads, "U": heads}
+    expected |= {"Z": wide}
     assert {letter: axes for letter, axes in by_axes.items() if axes} == expected
+    cut = {letter for letter in LETTERS if "context" in str(partition_spec(f"B{letter}", (1, 8), {"context": 2}))}
+    assert cut == {"L", "Y", "P", "Z"}
 
 
 SIZES = {"data": 2, "fsdp": 2, "tensor": 2}

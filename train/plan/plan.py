@@ -146,6 +146,7 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
     """
     mesh = meshes.build(run.mesh, list(topology.devices))
     meshes.check_batch(mesh, run.data.batch, run.optim.accumulate, "data.batch")
+    meshes.check_context(run.mesh, run.model, run.data.length)
     with meshes.use(mesh, run.model.dtype):
         meshes.check_compiler_options(run.mesh, mesh)
         attention = meshes.describe_attention(run.model, run.shares_rows)
