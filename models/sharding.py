@@ -148,8 +148,8 @@ def token_shards(rows: int, length: int) -> int:
 def as_rows(x_BLD: jax.Array) -> jax.Array:
     """Returns the tokens of x, (B, L, …), as the rows of a matrix, (B·L, …): each device keeps its own.
 
-    Where sequences are cut the parts come first, then B, then the tokens of a part. In the plain order a device's tokens
-    would lie in several places, which no sharding describes: the partitioner would gather L whole for every product.
+    Where sequences are cut the parts come first, then B, then the tokens of a part. In the plain order a device's
+    tokens would lie in several places, which no sharding describes: the partitioner would gather L for every product.
     """
     B, L, *rest = x_BLD.shape
     parts = context_shards(L)
@@ -236,8 +236,8 @@ def sum_over_devices(x: jax.Array, dims: str) -> jax.Array:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or x.shape[0] == 1:
         return constrain(x.sum(0), dims)
-    # Z is sharded by (context, data, fsdp) in this order: the leading dim splits into copies of the model, with the parts
-    # of a sequence, and shards of each.
+    # Z is sharded by (context, data, fsdp) in this order: the leading dim splits into parts of a sequence and copies of
+    # the model, and shards of each.
     over = tuple(axis for axis in ("context", "data") if axis in mesh.shape)
     copies = math.prod(mesh.shape[axis] for axis in over)
     x = x.reshape(copies, x.shape[0] // copies, *x.shape[1:]).sum(1)

@@ -101,8 +101,10 @@ def _value(text: str) -> str | bool | int:
 
 
 def build(config: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:
-    """Returns the mesh data × fsdp × tensor over all devices, or data × fsdp × context × tensor where sequences are cut.
-    Raises ConfigError if the product is not their number."""
+    """Returns the mesh data × fsdp × tensor over all devices, with context before tensor where sequences are cut.
+
+    Raises ConfigError if the product is not their number.
+    """
     devices = find_devices() if devices is None else devices
     model = config.fsdp * config.context * config.tensor
     # data = 0 takes the devices that are left, as copies of the model.

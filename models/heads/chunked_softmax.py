@@ -218,6 +218,7 @@ def _chunk_loss(
     # softmax = exp/sum, with the weight and 1/sum as one factor per position.
     scale_BL = weights_BL / sum_BL
     dlogits_BLV = exp_BLV * scale_BL[..., None] - jnp.where(chosen_BLV, weights_BL[..., None], 0.0)
+
     # Each device sums its own tokens, so that no gradient of the table's size crosses the mesh in every chunk.
     def shares(x: jax.Array) -> jax.Array:
         return as_rows(x).reshape(devices, -1, x.shape[-1])
