@@ -135,6 +135,7 @@ def context_shards(length: int) -> int:
     """Returns how many devices of the current mesh share a sequence of so many tokens; 1 if they do not divide it."""
     mesh = jax.sharding.get_abstract_mesh()
     devices = 1 if mesh.empty else mesh.shape.get("context", 1)
+    # A short batch of a fine-tuning, whose length is no multiple, stays whole.
     return devices if length % devices == 0 else 1
 
 
@@ -153,6 +154,7 @@ def as_rows(x_BLD: jax.Array) -> jax.Array:
     """
     B, L, *rest = x_BLD.shape
     parts = context_shards(L)
+    # On each device this moves a dim of size one: nothing is copied or sent.
     if parts > 1:
         x_BLD = x_BLD.reshape(B, parts, L // parts, *rest).swapaxes(0, 1)
     return x_BLD.reshape(B * L, *rest)

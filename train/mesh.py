@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -318,7 +318,7 @@ def shard_batch(
 
     # Each device cuts its own part out of what its process has: the sequences of its devices, or (R over data and fsdp)
     # the whole. A sequence that is cut may have other parts in other processes: each reads it whole.
-    def part(x: np.ndarray, index: tuple[slice, ...], is_whole: bool) -> np.ndarray:
+    def part(x: np.ndarray, index: Any, is_whole: bool) -> np.ndarray:
         if is_whole:
             return x[index]
         start, stop, _ = index[0].indices(sequences)

@@ -105,8 +105,7 @@ def _chunked_loss(
 ) -> tuple[Losses, Gradients | None]:
     """Returns the losses, and the gradients of their total or None."""
     B, L, D = x_BLD.shape
-    # Where sequences are cut, each device has its own part of every chunk.
-    V, devices, parts = table_VD.shape[0], token_shards(B, L), context_shards(L)
+    V, devices = table_VD.shape[0], token_shards(B, L)
     # All chunks read the table: it is gathered once, before them.
     table_WD, bias_W = _padded_vocabulary(table_VD, bias_V)
     # With W ≥ V rows: the padded vocabulary.
@@ -115,7 +114,7 @@ def _chunked_loss(
     limit = max(MAX_LOGITS, int(device_memory() * _LOGITS_PER_GIB)) * devices * tensor_devices()
     # One position of every sequence has B·W logits: the smallest chunk, even where it passes the limit.
     chunks = -(-L // max(limit // (B * W), 1))
-    positions = -(-L // (chunks * parts))
+    positions = -(-L // (chunks * context_shards(L)))
     arguments = (x_BLD, next_BL, weights_BL)
     chunk_loss = functools.partial(
         _chunk_loss, table_VD=table_WD, bias_V=bias_W, words=V, devices=devices, gradient=gradient
@@ -129,26 +128,13 @@ def _chunked_loss(
             outputs, chunk_dtables = chunk_loss(*chunk)
             return jax.tree.map(lambda a, b: constrain(a + b, "ZV_"[: a.ndim]), dtables, chunk_dtables), outputs
 
-        def split_chunks(x: jax.Array) -> jax.Array:
-            # BL… → chunks B L/chunks …; the last chunk is padded with positions of weight 0.
-            rest = x.shape[2:]
-            x = x.reshape(B, parts, L // parts, *rest)
-            x = jnp.pad(x, [(0, 0), (0, 0), (0, chunks * positions - L // parts)] + [(0, 0)] * len(rest))
-            x = jnp.moveaxis(x.reshape(B, parts, chunks, positions, *rest), 2, 0)
-            return x.reshape(chunks, B, parts * positions, *rest)
-
-        def join_chunks(x: jax.Array) -> jax.Array:
-            rest = x.shape[3:]
-            x = jnp.moveaxis(x.reshape(chunks, B, parts, positions, *rest), 0, 2)
-            return x.reshape(B, parts, chunks * positions, *rest)[:, :, : L // parts].reshape(B, L, *rest)
-
         def zeros(x: jax.Array) -> jax.Array:
             # The tables' gradients are summed in float32, each device's share apart.
             return constrain(jnp.zeros((devices, *x.shape), jnp.float32), "ZV_"[: x.ndim + 1])
 
         initial = jax.tree.map(zeros, (table_WD, bias_W)) if gradient else None
-        dtables, outputs = jax.lax.scan(add_chunk, initial, [split_chunks(x) for x in arguments])
-        loss_BL, hit_BL, dx_BLD = jax.tree.map(join_chunks, outputs)
+        dtables, outputs = jax.lax.scan(add_chunk, initial, [_split_chunks(x, chunks, positions) for x in arguments])
+        loss_BL, hit_BL, dx_BLD = jax.tree.map(lambda x: _join_chunks(x, L), outputs)
     losses = (loss_BL * weights_BL).sum(), loss_BL, hit_BL
     if dx_BLD is None:  # no gradient is asked for
         return losses, None
@@ -160,6 +146,29 @@ def _chunked_loss(
 
     dtable_VD, dbias_V = jax.tree.map(summed, (table_VD, bias_V), dtables)
     return losses, (dx_BLD, dtable_VD, dbias_V)
+
+
+def _split_chunks(x: jax.Array, chunks: int, positions: int) -> jax.Array:
+    """Returns x, BL…, as chunks B L/chunks …; the last chunk is padded with positions of weight 0.
+
+    Where sequences are cut, a chunk has so many positions of each part: every device works at each chunk, on its own
+    tokens. A run of positions would belong to one of them.
+    """
+    B, L, *rest = x.shape
+    parts = context_shards(L)
+    x = x.reshape(B, parts, L // parts, *rest)
+    x = jnp.pad(x, [(0, 0), (0, 0), (0, chunks * positions - L // parts)] + [(0, 0)] * len(rest))
+    x = jnp.moveaxis(x.reshape(B, parts, chunks, positions, *rest), 2, 0)
+    return x.reshape(chunks, B, parts * positions, *rest)
+
+
+def _join_chunks(x: jax.Array, length: int) -> jax.Array:
+    """Undoes `_split_chunks`."""
+    chunks, B, _, *rest = x.shape
+    parts = context_shards(length)
+    x = jnp.moveaxis(x.reshape(chunks, B, parts, -1, *rest), 0, 2)
+    # What padded the last chunk is at the end of each part.
+    return x.reshape(B, parts, -1, *rest)[:, :, : length // parts].reshape(B, length, *rest)
 
 
 def _padded_vocabulary(table_VD: jax.Array, bias_V: jax.Array | None) -> Tables:

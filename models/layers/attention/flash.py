@@ -165,8 +165,8 @@ _flash.defvjp(_flash_forward, _flash_backward)
 def _scalars(sizes: Sizes, first: tuple[jax.Array, jax.Array], inputs: Inputs, numbers: _Numbers) -> Scalars:
     """Returns what a kernel reads on a device. first: the numbers of its first head and of its first query."""
     ranges = visited(sizes, first[1], numbers.window, inputs)
-    single = (x.reshape(1) for x in (*first, numbers.window))
-    return Scalars(*single, numbers.start_B, numbers.stride_B, *ranges)
+    head, query = (x.reshape(1) for x in first)
+    return Scalars(head, query, numbers.window.reshape(1), numbers.start_B, numbers.stride_B, *ranges)
 
 
 class _Dims(NamedTuple):
@@ -180,6 +180,7 @@ class _Dims(NamedTuple):
 
 def _dims(kernel: _Kernel) -> _Dims:
     order, norm = kernel.module.ORDER, kernel.module.NORM
+    # Keys, values and what masks them: entering the kernel gathers those of all parts.
     of_keys = order.replace("L", "M")
     inputs: Any = (order, of_keys, of_keys, "BM", "BM", "BL", "BL", "BL")
     numbers: Any = ("", "B", "B")
@@ -210,6 +211,7 @@ def _on_each_device(
         return function((zero, zero), inputs, *more)
     place = order.index("H")
     heads = inputs.q.shape[place]
+    # By letter: the mesh axes that shard sequences, queries and heads; all else is whole.
     axes = dict(zip(order, partition_spec(order, inputs.q.shape, dict(mesh.shape)), strict=True))
     # Queries that are no whole tiles of each device are computed by all of them.
     if not kernel.sizes.is_cut:

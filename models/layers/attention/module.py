@@ -149,6 +149,7 @@ def _reference_forward(
     site: jax.Array | int,
     drop: Drop,
 ) -> tuple[jax.Array, Residuals]:
+    # A device with a part of the queries needs the keys of all parts.
     keys_BHMK, values_BHMK = _gathered_keys(k_BHMK), _gathered_keys(v_BHMK)
     # Softmax in float32, then the compute dtype: this is the largest array that the backward pass keeps.
     weights_BHLM = attention_weights(q_BHLK, keys_BHMK, bias_BHLM).astype(v_BHMK.dtype)
