@@ -114,7 +114,8 @@ MODELS = (
         "models/layers/attention/flash.py",
         ("attention.on-devices-begin-at-the-first-head", 'jax.lax.axis_index("tensor") * own if',
          'jax.lax.axis_index("tensor") * 0 if', f"{_KERNELS}test_devices_have_their_own_sequences_and_heads"),
-        ("attention.every-part-is-the-first", 'jax.lax.axis_index("context") * inputs', 'jax.lax.axis_index("context") * 0 * inputs',
+        ("attention.every-part-is-the-first", 'jax.lax.axis_index("context") * inputs',
+         'jax.lax.axis_index("context") * 0 * inputs',
          "models/layers/test_attention_context.py::test_a_part_of_the_queries_sees_the_keys_of_all"),
     ),
     *mutants_of(
