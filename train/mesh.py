@@ -172,7 +172,8 @@ def arrange(shape: Shape, devices: Sequence[Device], groups: int = 0) -> np.ndar
     # mesh_utils raises all three, by the kind of device and of misfit.
     except (AssertionError, NotImplementedError, ValueError):
         nearest = next((other for other in _others(shape) if _fits(other, devices)), None)
-        mend = "give " + _options(nearest) if nearest else "leave --mesh.fsdp and --mesh.tensor out"
+        smaller = "give a smaller --mesh.context" if shape[2:-1] else "leave --mesh.fsdp and --mesh.tensor out"
+        mend = f"give {_options(nearest)}" if nearest else smaller
         raise ConfigError(f"the network of these devices holds no mesh of {_options(shape)}; {mend}") from None
 
 
