@@ -53,6 +53,7 @@ _OTHER_NAMES = {
     "evaluate.batch": "batch-size eval-batch-size per-device-eval-batch-size",
     "batch": "batch-size bs",
     "mesh.data": "dp data-parallel",
+    "mesh.context": "cp context-parallel context-parallel-size sequence-parallel",
     "mesh.tensor": "tp tensor-parallel tensor-model-parallel-size",
     "mesh.distributed": "multihost multi-host distributed",
     "init.random": "scratch from-scratch random-init",

@@ -72,6 +72,8 @@ class ModelConfig:
     """Whether a token's vector depends on no later one."""
     is_recurrent: ClassVar[bool] = False
     """Whether its layers are LSTMs, with gates, that can carry their state from batch to batch."""
+    attends: ClassVar[bool] = False
+    """Whether its tokens meet in attention alone, so that devices may have a part of a sequence each."""
     generates: ClassVar[bool] = False
     """Whether `models.decode` writes on from a prompt with it."""
 
@@ -100,6 +102,7 @@ class ModelConfig:
 class TransformerConfig(ModelConfig):
     """The fields that BERT and GPT share."""
 
+    attends: ClassVar[bool] = True
     vocab: int
     """The size of the vocabulary: rows of the token table."""
     length: int

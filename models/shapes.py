@@ -4,7 +4,8 @@
     H heads            K width of one head  F feed-forward width     N layers           T segment types
     P predicted slots  C classes            A choices                R distinct words   W characters per word
     E character width  U LSTM cell units    G gates (four)           J LSTM direction   S sampled negatives
-    X rows that sequences share             Y tokens of such a row   _ a dim without a letter
+    X rows that sequences share             Y tokens of such a row   Z shares of a batch's tokens
+    _ a dim without a letter
 
 Arrays are named `x_BLD`; equal letters in one function mean equal sizes.
 """
@@ -23,7 +24,7 @@ Params: TypeAlias = Mapping[str, "Params | jax.Array"]
 Leaf = TypeVar("Leaf")
 Nested: TypeAlias = "dict[str, Nested[Leaf] | Leaf]"
 """Leaves of one type in nested dicts."""
-LETTERS = frozenset("BLMDVHKFNTPCARWEUGJSXY_")
+LETTERS = frozenset("BLMDVHKFNTPCARWEUGJSXYZ_")
 
 # Every parameter of every family, and the state carried from step to step: path → dims. Exactly one row matches a path.
 # Sharding, weight decay, transfer and the parameter table of a run all go by these dims. "_" is never sharded: a second

@@ -15,9 +15,12 @@ from contexture.models.shapes import LETTERS
 
 GIB = 2**30
 MESH_AXES = ("data", "fsdp", "tensor")
+CONTEXT_AXES = ("data", "fsdp", "context", "tensor")
+"""The axes of a mesh that cuts sequences; others lack `context`."""
 # The mesh axes that may shard each letter, in order of preference. B, X and R: data parallelism. V, H, F and U: tensor
 # parallelism over vocabulary, heads, feed-forward and cells. D and J: parameters sharded over the same devices that
-# share the batch (FSDP, ZeRO-3).
+# share the batch (FSDP, ZeRO-3). L, Y and P: tokens of a sequence or of a row, and their masked slots; no rule for M,
+# so that each device has all keys. Z: the shares of a batch's tokens, one for each device that has tokens of its own.
 RULES: dict[str, tuple[str, ...]] = {
     "B": ("data", "fsdp"),
     "X": ("data", "fsdp"),
@@ -28,7 +31,13 @@ RULES: dict[str, tuple[str, ...]] = {
     "J": ("fsdp",),
     "U": ("tensor",),
     "R": ("data", "fsdp"),
+    "L": ("context",),
+    "Y": ("context",),
+    "P": ("context",),
+    "Z": ("context", "data", "fsdp"),
 }
+_OF_TOKENS = "BXLYPZ"
+"""Dims that neither take what other dims leave, nor pass an axis on."""
 
 DEVICE_MEMORY = {
     "TPU v4": 31.0,
@@ -58,10 +67,11 @@ def partition_spec(dims: str, shape: tuple[int, ...], axis_sizes: dict[str, int]
     passed_on: tuple[str, ...] = ()
     entries: list[tuple[str, ...] | str | None] = []
     for letter, size in zip(dims, shape, strict=True):
-        candidates = RULES.get(letter, ())
+        # A length without a batch is a parameter's: the table of positions is whole along it.
+        candidates = RULES.get(letter, ()) if letter != "L" or "B" in dims else ()
         # The batch neither takes nor passes on: an activation whose batch does not divide is left to the partitioner,
-        # rather than its width sharded by an axis of the batch.
-        if candidates and letter not in "BX":
+        # rather than its width sharded by an axis of the batch. Nor do the tokens of a sequence.
+        if candidates and letter not in _OF_TOKENS:
             candidates, passed_on = candidates + passed_on, ()
         chosen: list[str] = []
         for axis in candidates:
@@ -72,7 +82,7 @@ def partition_spec(dims: str, shape: tuple[int, ...], axis_sizes: dict[str, int]
             if size % shards == 0:
                 chosen.append(axis)
                 unused.discard(axis)
-            elif letter not in "BX":
+            elif letter not in _OF_TOKENS:
                 passed_on += (axis,)
         entries.append(tuple(chosen) if len(chosen) > 1 else chosen[0] if chosen else None)
     return PartitionSpec(*entries)
@@ -119,6 +129,49 @@ def batch_shards(rows: int) -> int:
     """Returns how many devices of the current mesh share a batch of so many rows; 1 if they do not divide it."""
     devices = batch_devices()
     return devices if rows % devices == 0 else 1
+
+
+def context_shards(length: int) -> int:
+    """Returns how many devices of the current mesh share a sequence of so many tokens; 1 if they do not divide it."""
+    mesh = jax.sharding.get_abstract_mesh()
+    devices = 1 if mesh.empty else mesh.shape.get("context", 1)
+    # A short batch of a fine-tuning, whose length is no multiple, stays whole.
+    return devices if length % devices == 0 else 1
+
+
+def token_shards(rows: int, length: int) -> int:
+    """Returns how many devices have tokens of their own, of so many rows of so many tokens: the size of Z. 1 if either
+    does not divide."""
+    cut = rows % batch_devices() == 0 and (is_unsharded("L") or context_shards(length) > 1)
+    return batch_devices() * context_shards(length) if cut else 1
+
+
+def as_rows(x_BLD: jax.Array) -> jax.Array:
+    """Returns the tokens of x, (B, L, …), as the rows of a matrix, (B·L, …): each device keeps its own.
+
+    Where sequences are cut the parts come first, then B, then the tokens of a part. In the plain order a device's
+    tokens would lie in several places, which no sharding describes: the partitioner would gather L for every product.
+    """
+    B, L, *rest = x_BLD.shape
+    parts = context_shards(L)
+    # On each device this moves a dim of size one: nothing is copied or sent.
+    if parts > 1:
+        x_BLD = x_BLD.reshape(B, parts, L // parts, *rest).swapaxes(0, 1)
+    return x_BLD.reshape(B * L, *rest)
+
+
+def from_rows(x_TD: jax.Array, B: int, L: int) -> jax.Array:
+    """Undoes `as_rows`."""
+    parts, rest = context_shards(L), x_TD.shape[1:]
+    if parts > 1:
+        x_TD = x_TD.reshape(parts, B, L // parts, *rest).swapaxes(0, 1)
+    return x_TD.reshape(B, L, *rest)
+
+
+def whole_sequences(x_BLD: jax.Array) -> jax.Array:
+    """Returns x, (B, L, …), with all tokens of a sequence on each device that shares it: for what goes over them one by
+    one."""
+    return x_BLD if is_unsharded("L") else constrain(x_BLD, "B" + "_" * (x_BLD.ndim - 1))
 
 
 def is_unsharded(letter: str) -> bool:
@@ -177,17 +230,19 @@ _gathered.defvjp(
 
 
 def sum_over_devices(x: jax.Array, dims: str) -> jax.Array:
-    """Returns the sum over the leading dim, the shares of the devices that share a batch, sharded by dims.
+    """Returns the sum over the leading dim Z, the shares of the devices that have tokens of their own, sharded by dims.
 
     The first sum is over fsdp, where each device keeps only its part (a reduce-scatter); the second adds these parts
-    over the copies of the model. In one sum all devices would exchange the whole array.
+    over the copies of the model and the parts of a sequence. In one sum all devices would exchange the whole array.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or x.shape[0] == 1:
         return constrain(x.sum(0), dims)
-    # B is sharded by (data, fsdp) in this order: the leading dim splits into copies of the model and shards of each.
-    copies = mesh.shape["data"]
+    # Z is sharded by (context, data, fsdp) in this order: the leading dim splits into parts of a sequence and copies of
+    # the model, and shards of each.
+    over = tuple(axis for axis in ("context", "data") if axis in mesh.shape)
+    copies = math.prod(mesh.shape[axis] for axis in over)
     x = x.reshape(copies, x.shape[0] // copies, *x.shape[1:]).sum(1)
     spec = partition_spec(dims, x.shape[1:], dict(mesh.shape))
     # What crosses the copies is then each device's shard of the sum alone.
-    return constrain(jax.lax.with_sharding_constraint(x, PartitionSpec("data", *spec)).sum(0), dims)
+    return constrain(jax.lax.with_sharding_constraint(x, PartitionSpec(over, *spec)).sum(0), dims)

@@ -119,6 +119,7 @@ def _claim_folder(run: Run, folder: Path, mesh: Mesh, stack: ExitStack) -> Run:
     # Every batch of the run divides evenly if the smallest does: a ramp doubles its size (data.ramp-from).
     smallest = "data.ramp-from" if run.data.ramp_from else "data.batch"
     meshes.check_batch(mesh, run.data.batch_size_at(0), run.optim.accumulate, smallest)
+    meshes.check_context(run.mesh, run.model, run.data.length)
     meshes.describe_attention(run.model, run.shares_rows)
     meshes.check_compiler_options(run.mesh, mesh)
     check_adapters(run)

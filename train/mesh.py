@@ -4,7 +4,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import numpy as np
@@ -15,15 +15,15 @@ from contexture.models.config import ModelConfig, TransformerConfig
 from contexture.models.layers.attention.mask import choose
 from contexture.models.layers.remat import choose_remat, layers_per_iteration
 from contexture.models.shapes import Params, by_path, dims_of, path_of
-from contexture.models.sharding import MESH_AXES, partition_spec, platform
+from contexture.models.sharding import CONTEXT_AXES, MESH_AXES, partition_spec, platform
 from contexture.train.errors import ConfigError
 from contexture.train.run.plugin_errors import plugin_errors_in_one_line
 from contexture.train.settings.sections import MeshConfig
 
 T = TypeVar("T")
 Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]
-Shape: TypeAlias = tuple[int, int, int]
-"""Sizes of a mesh: data, fsdp, tensor."""
+Shape: TypeAlias = tuple[int, ...]
+"""Sizes of a mesh: data, fsdp, tensor; or data, fsdp, context, tensor."""
 _EXTRAS = {"cuda": "cuda", "gpu": "cuda", "tpu": "tpu"}
 """The extra to install, by the platform in JAX_PLATFORMS."""
 
@@ -101,21 +101,46 @@ def _value(text: str) -> str | bool | int:
 
 
 def build(config: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:
-    """Returns the mesh data × fsdp × tensor over all devices. Raises ConfigError if the product is not their number."""
+    """Returns the mesh data × fsdp × tensor over all devices, with context before tensor where sequences are cut.
+
+    Raises ConfigError if the product is not their number.
+    """
     devices = find_devices() if devices is None else devices
-    model = config.fsdp * config.tensor
+    model = config.fsdp * config.context * config.tensor
     # data = 0 takes the devices that are left, as copies of the model.
     data = config.data or max(len(devices) // model, 1)
+    shape = (data, config.fsdp, *((config.context,) if config.context > 1 else ()), config.tensor)
+    axes = _axes(shape)
     if data * model != len(devices):
         raise ConfigError(
-            f"mesh data × fsdp × tensor = {data} × {config.fsdp} × {config.tensor} = {data * model} "
+            f"mesh {' × '.join(axes)} = {' × '.join(map(str, shape))} = {data * model} "
             f"does not fit {len(devices)} device{'s' if len(devices) > 1 else ''}; their product must be the same"
         )
     if config.dcn_data:
         _check_groups(config.dcn_data, data, devices)
-    placed = arrange((data, config.fsdp, config.tensor), devices, config.dcn_data)
+    placed = arrange(shape, devices, config.dcn_data)
     # Auto: XLA derives shardings of intermediate arrays from parameters, batches and `constrain`.
-    return Mesh(placed, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    return Mesh(placed, axes, axis_types=(AxisType.Auto,) * len(axes))
+
+
+def _axes(shape: Shape) -> tuple[str, ...]:
+    return MESH_AXES if len(shape) == len(MESH_AXES) else CONTEXT_AXES
+
+
+def check_context(config: MeshConfig, model: ModelConfig, length: int) -> None:
+    """Raises ConfigError if the sequences of a model cannot be cut as the mesh says."""
+    if config.context == 1:
+        return
+    if not model.attends:
+        raise ConfigError(
+            f"mesh.context={config.context} cuts sequences for attention, and {model.family} has none; leave it out"
+        )
+    if length % config.context:
+        fitting = -(-length // config.context) * config.context
+        raise ConfigError(
+            f"data.length={length} is not a multiple of mesh.context={config.context}; give --data.length {fitting}, "
+            "or another --mesh.context"
+        )
 
 
 def _check_groups(groups: int, data: int, devices: Sequence[Device]) -> None:
@@ -131,13 +156,13 @@ def _slice(device: Device) -> int:
 
 
 def arrange(shape: Shape, devices: Sequence[Device], groups: int = 0) -> np.ndarray:
-    """Returns the devices as an array data × fsdp × tensor, in which the devices of an axis are network neighbours.
+    """Returns the devices as an array of this shape, in which the devices of an axis are network neighbours.
 
     Several slices of TPUs, joined by a slower network, share the batch: data and then fsdp are cut over them. Raises
     ConfigError for a shape that the network does not allow, with the nearest one that it does.
 
     Args:
-        shape: data, fsdp, tensor.
+        shape: data, fsdp, tensor; or data, fsdp, context, tensor.
         devices: all of them.
         groups: so many groups of devices are joined by a slower network, and data alone is cut over them; 0: what the
             devices say of their slices.
@@ -147,7 +172,8 @@ def arrange(shape: Shape, devices: Sequence[Device], groups: int = 0) -> np.ndar
     # mesh_utils raises all three, by the kind of device and of misfit.
     except (AssertionError, NotImplementedError, ValueError):
         nearest = next((other for other in _others(shape) if _fits(other, devices)), None)
-        mend = "give " + _options(nearest) if nearest else "leave --mesh.fsdp and --mesh.tensor out"
+        smaller = "give a smaller --mesh.context" if shape[2:-1] else "leave --mesh.fsdp and --mesh.tensor out"
+        mend = f"give {_options(nearest)}" if nearest else smaller
         raise ConfigError(f"the network of these devices holds no mesh of {_options(shape)}; {mend}") from None
 
 
@@ -159,9 +185,10 @@ def _arrange(shape: Shape, devices: Sequence[Device], groups: int = 0) -> np.nda
         return np.concatenate([_arrange(inner, near[n * size : (n + 1) * size]) for n in range(groups)])
     slices = len({_slice(device) for device in devices})
     if slices > 1:
-        # Copies of the model (data) first: they exchange one sum of gradients a step. tensor is never cut over slices.
+        # Copies of the model (data) first: they exchange one sum of gradients a step. context and tensor are never cut
+        # over slices.
         copies = math.gcd(shape[0], slices)
-        outer = (copies, slices // copies, 1)
+        outer = (copies, slices // copies, *(1,) * len(shape[2:]))
         # Sizes within one slice. A shape that the slices do not make up is refused by jax, and reported by `arrange`.
         inner = tuple(size // times for size, times in zip(shape, outer, strict=True))
         return mesh_utils.create_hybrid_device_mesh(inner, outer, devices, allow_split_physical_axes=True)
@@ -182,15 +209,16 @@ def _fits(shape: Shape, devices: Sequence[Device]) -> bool:
 
 def _others(shape: Shape) -> list[Shape]:
     """Returns all shapes of as many devices, nearest first: least Σ |log(a/b)| over the sizes of the axes."""
-    # All ways to write the number of devices as a product of three.
-    count = math.prod(shape)
+    # All ways to write the number of devices as a product of three, besides the parts of a sequence.
+    context = shape[2:-1]
+    count = math.prod(shape) // math.prod(context)
     sizes = [size for size in range(1, count + 1) if count % size == 0]
-    shapes = [(count // (f * t), f, t) for f in sizes for t in sizes if count % (f * t) == 0]
+    shapes = [(count // (f * t), f, *context, t) for f in sizes for t in sizes if count % (f * t) == 0]
     return sorted(shapes, key=lambda other: sum(abs(math.log(a / b)) for a, b in zip(other, shape, strict=True)))
 
 
 def _options(shape: Shape) -> str:
-    return " ".join(f"--mesh.{axis} {size}" for axis, size in zip(MESH_AXES, shape, strict=True))
+    return " ".join(f"--mesh.{axis} {size}" for axis, size in zip(_axes(shape), shape, strict=True))
 
 
 def find_devices() -> list[Device]:
@@ -248,7 +276,7 @@ def state_shardings(mesh: Mesh, state: T, parameters: Params) -> T:
 
 
 def batch_devices(mesh: Mesh) -> int:
-    """Returns how many devices share a batch; devices along `tensor` compute the same sequences."""
+    """Returns how many devices share a batch; devices along `context` and `tensor` compute the same sequences."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
@@ -268,7 +296,7 @@ def check_batch(mesh: Mesh, batch: int, parts: int, name: str) -> None:
 
 def local_rows(mesh: Mesh, batch: int) -> np.ndarray:
     """Returns which rows of a batch of this size this process's devices hold, ascending: i64 (rows,)."""
-    # Devices along `tensor` hold the same sequences: each is read once.
+    # Devices along `context` and `tensor` hold the same sequences: each is read once.
     held = sharding(mesh, "B", (batch,)).addressable_devices_indices_map((batch,))
     return np.unique(np.concatenate([np.arange(batch)[index] for index in held.values() if index is not None]))
 
@@ -287,18 +315,24 @@ def shard_batch(
         fields: name → dtype and dims, {"tokens": "i32 BL"}.
         sequences: rows of the whole batch, over all processes.
     """
-    arrays = {}
+    arrays, rows = {}, local_rows(mesh, sequences)
+
+    # Each device cuts its own part out of what its process has: the sequences of its devices, or (R over data and fsdp)
+    # the whole. A sequence that is cut may have other parts in other processes: each reads it whole.
+    def part(x: np.ndarray, index: Any, is_whole: bool) -> np.ndarray:
+        if is_whole:
+            return x[index]
+        start, stop, _ = index[0].indices(sequences)
+        first = int(np.searchsorted(rows, start))
+        return x[(slice(first, first + stop - start), *index[1:])]
+
     for name, local in batch.items():
         dims = fields[name].partition(" ")[2]
-        if dims[0] == "B":
-            # No process holds the whole batch: each gives the rows of its own devices.
-            shape = (sequences, *local.shape[1:])
-            arrays[name] = jax.make_array_from_process_local_data(sharding(mesh, dims, shape), local, shape)
-        else:
-            # The same on every process, so each device cuts its own part (R over data and fsdp) out of the whole.
-            arrays[name] = jax.make_array_from_callback(
-                local.shape, sharding(mesh, dims, local.shape), lambda index, x=local: x[index]
-            )
+        is_whole = dims[0] != "B"
+        shape = local.shape if is_whole else (sequences, *local.shape[1:])
+        arrays[name] = jax.make_array_from_callback(
+            shape, sharding(mesh, dims, shape), lambda index, x=local, whole=is_whole: part(x, index, whole)
+        )
     return arrays
 
 

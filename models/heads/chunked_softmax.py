@@ -17,7 +17,15 @@ from contexture.models.encoding import Encoding
 from contexture.models.heads.linear_head import missing_words, softmax_table
 from contexture.models.layers.blocks import Init
 from contexture.models.layers.dropout import DropoutKey
-from contexture.models.sharding import batch_shards, constrain, device_memory, sum_over_devices, tensor_devices
+from contexture.models.sharding import (
+    as_rows,
+    constrain,
+    context_shards,
+    device_memory,
+    sum_over_devices,
+    tensor_devices,
+    token_shards,
+)
 
 MAX_LOGITS = 1 << 24
 """Float32 logits that a CPU, or a device of unknown memory, holds at once (64 MiB), unless one position of every
@@ -97,7 +105,7 @@ def _chunked_loss(
 ) -> tuple[Losses, Gradients | None]:
     """Returns the losses, and the gradients of their total or None."""
     B, L, D = x_BLD.shape
-    V, devices = table_VD.shape[0], batch_shards(B)
+    V, devices = table_VD.shape[0], token_shards(B, L)
     # All chunks read the table: it is gathered once, before them.
     table_WD, bias_W = _padded_vocabulary(table_VD, bias_V)
     # With W ≥ V rows: the padded vocabulary.
@@ -106,9 +114,11 @@ def _chunked_loss(
     limit = max(MAX_LOGITS, int(device_memory() * _LOGITS_PER_GIB)) * devices * tensor_devices()
     # One position of every sequence has B·W logits: the smallest chunk, even where it passes the limit.
     chunks = -(-L // max(limit // (B * W), 1))
-    positions = -(-L // chunks)
+    positions = -(-L // (chunks * context_shards(L)))
     arguments = (x_BLD, next_BL, weights_BL)
-    chunk_loss = functools.partial(_chunk_loss, table_VD=table_WD, bias_V=bias_W, words=V, gradient=gradient)
+    chunk_loss = functools.partial(
+        _chunk_loss, table_VD=table_WD, bias_V=bias_W, words=V, devices=devices, gradient=gradient
+    )
     # Small batches take no loop: the result is the same, and XLA sees one product.
     if chunks == 1:
         (loss_BL, hit_BL, dx_BLD), dtables = chunk_loss(*arguments)
@@ -116,23 +126,15 @@ def _chunked_loss(
 
         def add_chunk(dtables: Tables | None, chunk: list[jax.Array]) -> tuple[Tables | None, ChunkOutputs]:
             outputs, chunk_dtables = chunk_loss(*chunk)
-            return jax.tree.map(lambda a, b: constrain(a + b, "BV_"[: a.ndim]), dtables, chunk_dtables), outputs
-
-        def split_chunks(x: jax.Array) -> jax.Array:
-            # BL… → chunks B L/chunks …; the last chunk is padded with positions of weight 0.
-            x = jnp.pad(x, [(0, 0), (0, chunks * positions - L)] + [(0, 0)] * (x.ndim - 2))
-            return jnp.moveaxis(x.reshape(B, chunks, positions, *x.shape[2:]), 1, 0)
-
-        def join_chunks(x: jax.Array) -> jax.Array:
-            return jnp.moveaxis(x, 0, 1).reshape(B, chunks * positions, *x.shape[3:])[:, :L]
+            return jax.tree.map(lambda a, b: constrain(a + b, "ZV_"[: a.ndim]), dtables, chunk_dtables), outputs
 
         def zeros(x: jax.Array) -> jax.Array:
             # The tables' gradients are summed in float32, each device's share apart.
-            return constrain(jnp.zeros((devices, *x.shape), jnp.float32), "BV_"[: x.ndim + 1])
+            return constrain(jnp.zeros((devices, *x.shape), jnp.float32), "ZV_"[: x.ndim + 1])
 
         initial = jax.tree.map(zeros, (table_WD, bias_W)) if gradient else None
-        dtables, outputs = jax.lax.scan(add_chunk, initial, [split_chunks(x) for x in arguments])
-        loss_BL, hit_BL, dx_BLD = jax.tree.map(join_chunks, outputs)
+        dtables, outputs = jax.lax.scan(add_chunk, initial, [_split_chunks(x, chunks, positions) for x in arguments])
+        loss_BL, hit_BL, dx_BLD = jax.tree.map(lambda x: _join_chunks(x, L), outputs)
     losses = (loss_BL * weights_BL).sum(), loss_BL, hit_BL
     if dx_BLD is None:  # no gradient is asked for
         return losses, None
@@ -144,6 +146,29 @@ def _chunked_loss(
 
     dtable_VD, dbias_V = jax.tree.map(summed, (table_VD, bias_V), dtables)
     return losses, (dx_BLD, dtable_VD, dbias_V)
+
+
+def _split_chunks(x: jax.Array, chunks: int, positions: int) -> jax.Array:
+    """Returns x, BL…, as chunks B L/chunks …; the last chunk is padded with positions of weight 0.
+
+    Where sequences are cut, a chunk has so many positions of each part: every device works at each chunk, on its own
+    tokens. A run of positions would belong to one of them.
+    """
+    B, L, *rest = x.shape
+    parts = context_shards(L)
+    x = x.reshape(B, parts, L // parts, *rest)
+    x = jnp.pad(x, [(0, 0), (0, 0), (0, chunks * positions - L // parts)] + [(0, 0)] * len(rest))
+    x = jnp.moveaxis(x.reshape(B, parts, chunks, positions, *rest), 2, 0)
+    return x.reshape(chunks, B, parts * positions, *rest)
+
+
+def _join_chunks(x: jax.Array, length: int) -> jax.Array:
+    """Undoes `_split_chunks`."""
+    chunks, B, _, *rest = x.shape
+    parts = context_shards(length)
+    x = jnp.moveaxis(x.reshape(chunks, B, parts, -1, *rest), 0, 2)
+    # What padded the last chunk is at the end of each part.
+    return x.reshape(B, parts, -1, *rest)[:, :, : length // parts].reshape(B, length, *rest)
 
 
 def _padded_vocabulary(table_VD: jax.Array, bias_V: jax.Array | None) -> Tables:
@@ -170,14 +195,15 @@ def _chunk_loss(
     table_VD: jax.Array,
     bias_V: jax.Array | None,
     words: int,
+    devices: int,
     gradient: bool,
 ) -> tuple[ChunkOutputs, Tables | None]:
     """loss = top + log Σ exp(logits - top) - label; dlogits = weight · (softmax(logits) - one_hot(next)).
 
-    words: rows of the table that are words; the rest pad it.
+    words: rows of the table that are words; the rest pad it. devices: how many have tokens of their own.
 
     Returns ((loss_BL, hit_BL, gradient to x), (gradient to table, to bias)). The tables' gradients have a leading
-    dim of devices, B: each device's sequences are summed apart. Gradients that are not asked for are None.
+    dim of devices, Z: each device's tokens are summed apart. Gradients that are not asked for are None.
     """
     logits_BLV = jnp.einsum("BLD,VD->BLV", x_BLD, table_VD, preferred_element_type=jnp.float32)
     if bias_V is not None:
@@ -201,15 +227,18 @@ def _chunk_loss(
     # softmax = exp/sum, with the weight and 1/sum as one factor per position.
     scale_BL = weights_BL / sum_BL
     dlogits_BLV = exp_BLV * scale_BL[..., None] - jnp.where(chosen_BLV, weights_BL[..., None], 0.0)
-    # Each device sums its own sequences, so that no gradient of the table's size crosses the mesh in every chunk.
-    devices = batch_shards(x_BLD.shape[0])
-    dbias_BV = None if bias_V is None else constrain(dlogits_BLV.reshape(devices, -1, bias_V.size).sum(1), "BV")
+
+    # Each device sums its own tokens, so that no gradient of the table's size crosses the mesh in every chunk.
+    def shares(x: jax.Array) -> jax.Array:
+        return as_rows(x).reshape(devices, -1, x.shape[-1])
+
+    dbias_ZV = None if bias_V is None else constrain(shares(dlogits_BLV).sum(1), "ZV")
     dlogits_BLV = dlogits_BLV.astype(x_BLD.dtype)
     dx_BLD = constrain(jnp.einsum("BLV,VD->BLD", dlogits_BLV, table_VD), "BLD")
     # B·L as one dim T makes the table's gradient a plain matrix product, for which XLA copies nothing.
-    rows = (x.reshape(devices, -1, x.shape[-1]) for x in (dlogits_BLV, x_BLD))
-    dtable_BVD = constrain(jnp.einsum("BTV,BTD->BVD", *rows, preferred_element_type=jnp.float32), "BV_")
-    return (loss_BL, hit_BL, dx_BLD), (dtable_BVD, dbias_BV)
+    rows = map(shares, (dlogits_BLV, x_BLD))
+    dtable_ZVD = constrain(jnp.einsum("ZTV,ZTD->ZVD", *rows, preferred_element_type=jnp.float32), "ZV_")
+    return (loss_BL, hit_BL, dx_BLD), (dtable_ZVD, dbias_ZV)
 
 
 class NextTokenHead(nn.Module):

@@ -18,6 +18,7 @@ from contexture.models.heads.linear_head import LinearHead, without_absent
 from contexture.models.layers.blocks import logits_linear
 from contexture.models.layers.dropout import DropoutKey, dropout, repeat_for_choices
 from contexture.models.shapes import Params, by_path
+from contexture.models.sharding import whole_sequences
 
 SITE = 1 << 17
 """Dropout's first site in these heads, above the sites of heads without a mix."""
@@ -135,7 +136,7 @@ class MixedFeatures(nn.Module):
             lstm = TaskLstm(h.cells, self.dtype, name=f"lstm_{n}" if n else "lstm")
             # SITE + 2 is the output mix's and SITE + 3 the head's own, so further layers go on from SITE + 4.
             site = SITE + 3 + n if n else SITE + 1
-            x_BLD = dropout(lstm(x_BLD, mask_BL), self.rate, dropout_key, site)
+            x_BLD = dropout(lstm(whole_sequences(x_BLD), mask_BL), self.rate, dropout_key, site)
         if h.place != "input":
             # A mix of its own: which layers help may differ between input and output (section 3.2).
             output_BLD = ScalarMix(h.mix_norm, name="output_mix")(layers, mask_BL)

@@ -13,7 +13,15 @@ from jax.typing import DTypeLike
 from contexture.models.config import Quantization, TransformerConfig
 from contexture.models.layers.matmul import custom_gradient, matmul, quantized_matmul
 from contexture.models.layers.remat import POLICIES, choose_remat, layers_per_iteration
-from contexture.models.sharding import batch_shards, constrain, is_unsharded, platform, sum_over_devices
+from contexture.models.sharding import (
+    as_rows,
+    constrain,
+    from_rows,
+    is_unsharded,
+    platform,
+    sum_over_devices,
+    token_shards,
+)
 
 Init: TypeAlias = nn.initializers.Initializer
 Activation: TypeAlias = Callable[[jax.Array], jax.Array]
@@ -61,8 +69,13 @@ class Linear(nn.Module):
         # A product of two matrices instead of an einsum: over more dims XLA transposes and copies the factors of the
         # kernel's gradient, which costs a CPU more than the product itself.
         kernel = self.matrix()
-        y = self.product(x.astype(self.dtype).reshape(-1, kernel.shape[0]), kernel)
-        return self.unflatten(y, x.shape[: x.ndim - self.contracted])
+        return self.unflatten(self.product(self.rows(x), kernel), x.shape[: x.ndim - self.contracted])
+
+    def rows(self, x: jax.Array) -> jax.Array:
+        """Returns x in dtype as a matrix, [rows, contracted dims]."""
+        x = x.astype(self.dtype)
+        lead = x.ndim - self.contracted
+        return (as_rows(x) if lead == 2 else x).reshape(-1, math.prod(x.shape[lead:]))
 
     def product(self, x_TD: jax.Array, kernel_DF: jax.Array) -> jax.Array:
         """Returns x · kernel, as `quantization` says."""
@@ -76,6 +89,8 @@ class Linear(nn.Module):
         # copies the whole gradient into another order before it.
         if self.bias is not None:
             y = y + self.bias.astype(y.dtype).reshape(1, -1)
+        if len(lead) == 2:
+            y = from_rows(y, *lead)
         return y.reshape(*lead, *self.out_shape)
 
 
@@ -92,7 +107,7 @@ def fused_projections(linears: Sequence[Linear], x: jax.Array) -> tuple[jax.Arra
     first = linears[0]
     kernels = [linear.matrix() for linear in linears]
     lead = x.shape[: x.ndim - first.contracted]
-    y = first.product(x.astype(first.dtype).reshape(-1, kernels[0].shape[0]), jnp.concatenate(kernels, 1))
+    y = first.product(first.rows(x), jnp.concatenate(kernels, 1))
     columns = split_columns(y, len(linears))
     return tuple(linear.unflatten(part, lead) for linear, part in zip(linears, columns, strict=True))
 
@@ -154,10 +169,12 @@ class Norm(nn.Module):
         scale = self.param("scale", nn.initializers.ones, shape)
         bias = self.param("bias", nn.initializers.zeros, shape) if self.biases else None
         # As a matrix, so that the gradients of scale and bias are sums over rows (`Linear.unflatten`).
-        y_TD = normalise(x.astype(jnp.float32).reshape(-1, x.shape[-1]), self.eps)
+        rows = as_rows(x) if x.ndim == 3 else x
+        y_TD = normalise(rows.astype(jnp.float32).reshape(-1, x.shape[-1]), self.eps)
         # Scale and bias are float32 too; the result is rounded to dtype once, at the end.
         y_TD = y_TD * scale[None]
-        return (y_TD if bias is None else y_TD + bias[None]).astype(self.dtype).reshape(x.shape)
+        y_TD = (y_TD if bias is None else y_TD + bias[None]).astype(self.dtype)
+        return from_rows(y_TD, *x.shape[:2]) if x.ndim == 3 else y_TD.reshape(x.shape)
 
 
 def _normal_cdf(x: jax.Array) -> jax.Array:
@@ -299,8 +316,8 @@ def scan_layers(
 
 
 def lookup(table_VD: jax.Array, index_BL: jax.Array) -> jax.Array:
-    """Returns table[index]. On a mesh each device adds up its own sequences' gradient before the sum over devices."""
-    if batch_shards(index_BL.shape[0]) == 1:
+    """Returns table[index]. On a mesh each device adds up its own tokens' gradient before the sum over devices."""
+    if token_shards(*index_BL.shape) == 1:
         return table_VD[index_BL]
     return _lookup(table_VD.shape[0], table_VD, index_BL)
 
@@ -311,14 +328,14 @@ def _lookup(words: int, table_VD: jax.Array, index_BL: jax.Array) -> jax.Array:
 
 
 def _lookup_backward(words: int, index_BL: jax.Array, dx_BLD: jax.Array) -> tuple[jax.Array, None]:
-    devices, D = batch_shards(index_BL.shape[0]), dx_BLD.shape[-1]
+    devices, D = token_shards(*index_BL.shape), dx_BLD.shape[-1]
 
     def add(index_T: jax.Array, dx_TD: jax.Array) -> jax.Array:
         return jnp.zeros((words, D), dx_TD.dtype).at[index_T].add(dx_TD)
 
-    # Each device adds its own sequences' rows into a table of its own; only these sums cross the mesh.
-    dtable_BVD = jax.vmap(add)(index_BL.reshape(devices, -1), dx_BLD.reshape(devices, -1, D))
-    return sum_over_devices(constrain(dtable_BVD, "BV_"), "VD"), None
+    # Each device adds its own tokens' rows into a table of its own; only these sums cross the mesh.
+    dtable_ZVD = jax.vmap(add)(as_rows(index_BL).reshape(devices, -1), as_rows(dx_BLD).reshape(devices, -1, D))
+    return sum_over_devices(constrain(dtable_ZVD, "ZV_"), "VD"), None
 
 
 _lookup.defvjp(lambda words, table_VD, index_BL: (table_VD[index_BL], index_BL), _lookup_backward)

@@ -7,7 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from contexture.models.layers.matmul import PRODUCT
-from contexture.models.sharding import GIB, batch_shards, device_memory, gpu_memory_fraction, model_shards, platform
+from contexture.models.sharding import (
+    GIB,
+    batch_shards,
+    context_shards,
+    device_memory,
+    gpu_memory_fraction,
+    model_shards,
+    platform,
+)
 
 Policy: TypeAlias = Callable[..., Any]
 """(primitive, *its arguments' shapes, **its parameters) → whether, and where, jax.checkpoint keeps the result."""
@@ -54,7 +62,7 @@ def choose_remat(x_BLD: jax.Array | jax.ShapeDtypeStruct, layers: int) -> str:
     # On a GPU, programs have only the share that XLA sets aside for them.
     memory = device_memory() * GIB * (gpu_memory_fraction() if platform() == "gpu" else 1.0)
     # Bytes of one array of the model's width in every layer, on one device.
-    width = layers * (B // batch_shards(B)) * L * D * jnp.dtype(x_BLD.dtype).itemsize
+    width = layers * (B // batch_shards(B)) * (L // context_shards(L)) * D * jnp.dtype(x_BLD.dtype).itemsize
     left = memory - _STATE * layers * D * D / model_shards()
     # In this order: the first that fits recomputes least.
     fits = (name for name, share in _SHARE.items() if KEPT[name] * width <= share * left)

@@ -51,7 +51,7 @@ CASES: dict[str, tuple[Run, Any, dict[str, Any], dict[str, Any]]] = {
 ALWAYS = """
     data.batch data.length data.ramp_from data.ramp_steps dir epochs evaluate.metric evaluate.patience head.pair
     init.redraw_layers init.run log.details log.every log.profile log.tensorboard log.to mesh.compiler_options mesh.data
-    mesh.dcn_data mesh.stall_minutes
+    mesh.context mesh.dcn_data mesh.stall_minutes
     mesh.distributed mesh.fsdp mesh.tensor optim.accumulate optim.clip optim.decay_steps optim.final_lr optim.frozen
     optim.frozen_layers optim.lora_rank optim.lora_targets optim.max_skipped optim.name optim.peak_lr optim.schedule
     optim.warmup optim.warmup_fraction optim.weight_decay save.every save.keep_every save.max_to_keep seed steps

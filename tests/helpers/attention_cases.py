@@ -22,7 +22,7 @@ KERNELS: dict[str, ModuleType] = {"tpu": tpu_kernel, "gpu": gpu_kernel, "tpu_lon
 NAMES = ("y", "dq", "dk", "dv")
 # Compiled quickly, also where the suite compiles as users do. And without excess precision: what a program rounds to
 # bfloat16 XLA would else keep in float32 on a CPU, here and there.
-_OPTIONS: Any = {
+QUICKLY: Any = {
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_use_fusion_emitters": False,
@@ -40,6 +40,10 @@ class Tiled(NamedTuple):
     @property
     def ORDER(self) -> str:
         return KERNELS[self.name].ORDER
+
+    @property
+    def NORM(self) -> str:
+        return KERNELS[self.name].NORM
 
     def blocks(self, length: int, width: int, dtype: Any) -> tuple[int, int]:
         return self.queries, self.keys
@@ -134,7 +138,7 @@ def kernel_program(kernel: Tiled, case: Case) -> Callable[[Arrays, AttentionMask
         made: Any = dict(kernel=module, interpret=True, dropped=WeightDropout(case.rate, key, 4))
         return gradients(lambda q, k, v: flash.attend(q, k, v, mask, **made), arrays)
 
-    return jax.jit(run, compiler_options=_OPTIONS)
+    return jax.jit(run, compiler_options=QUICKLY)
 
 
 @cache
@@ -143,7 +147,7 @@ def reference_program(case: Case) -> Callable[[Arrays, jax.Array, DropoutKey], A
         dropped = WeightDropout(case.rate, key, 4)
         return gradients(lambda q, k, v: module.reference_attend(q, k, v, bias_BHLM, dropped), arrays)
 
-    return jax.jit(run, compiler_options=_OPTIONS)
+    return jax.jit(run, compiler_options=QUICKLY)
 
 
 def by_kernel(kernel: Tiled, case: Case, arrays: Arrays, mask: AttentionMask, key: DropoutKey) -> list[np.ndarray]:

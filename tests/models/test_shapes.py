@@ -18,7 +18,7 @@ from contexture.data.families.registry import TEXT_FAMILIES
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, VectorsConfig
 from contexture.models.families import build, example, family_of
 from contexture.models.shapes import LETTERS, PARAMETER_DIMS, by_path, check, count, dims_of, path_of
-from contexture.models.sharding import MESH_AXES, RULES, constrain, partition_spec
+from contexture.models.sharding import CONTEXT_AXES, MESH_AXES, RULES, constrain, partition_spec
 from contexture.train.objectives import OBJECTIVES, batch_fields, batch_sizes
 from tests.helpers.long import long
 
@@ -206,6 +206,7 @@ def test_check_reads_sizes_and_refuses_others():
 
 
 CUBE = {"data": 2, "fsdp": 2, "tensor": 2}
+CONTEXT = {"data": 2, "fsdp": 1, "context": 2, "tensor": 2}
 
 
 @pytest.mark.parametrize(
@@ -218,6 +219,10 @@ CUBE = {"data": 2, "fsdp": 2, "tensor": 2}
         ("BLD", (8, 5, 8), CUBE, (("data", "fsdp"), None, None)),
         ("BL", (2, 5), CUBE, ("data", None)),
         ("V_", (8, 8), CUBE, ("tensor", None)),
+        ("BLD", (8, 4, 8), CONTEXT, ("data", "context", None)),
+        ("BLD", (8, 5, 8), CONTEXT, ("data", None, None)),  # a length that does not divide is whole, and D is not cut
+        ("BHMK", (8, 4, 4, 2), CONTEXT, ("data", "tensor", None, None)),  # all keys
+        ("LD", (4, 8), CONTEXT, (None, None)),  # a parameter
         ("VD", (8, 8), CUBE, ("tensor", "fsdp")),
         ("VD", (7, 8), CUBE, (None, ("fsdp", "tensor"))),  # an odd vocabulary leaves its axis to D
         ("VD", (7, 6), CUBE, (None, "fsdp")),  # which takes it only where it divides
@@ -244,7 +249,7 @@ def test_no_axis_serves_twice_and_every_cut_divides():
                 assert len(flat) == len(set(flat)) and all(mesh[axis] > 1 for axis in flat)
                 for size, entry in zip(shape, taken, strict=True):
                     assert size % int(np.prod([mesh[axis] for axis in entry])) == 0, (path, shape, mesh)
-    assert {axis for rule in RULES.values() for axis in rule} == set(MESH_AXES)
+    assert {axis for rule in RULES.values() for axis in rule} == set(CONTEXT_AXES)
 
 
 def test_without_a_mesh_nothing_is_constrained():

@@ -52,8 +52,7 @@ MODELS = (
         ("attention.gradient-mean", "dlogits_BHLM = weights_BHLM * (dweights_BHLM - mean_BHL1)",
          "dlogits_BHLM = weights_BHLM * (dweights_BHLM - 0.0 * mean_BHL1)", _ATTEND),
         ("attention.no-bias", "logits_BHLM + bias_BHLM, axis=-1", "logits_BHLM, axis=-1", _ATTEND),
-        ("attention.no-dropout", "drop.rate, dropout_key, site, drop.whole), v_BHMK)",
-         "0.0, dropout_key, site, drop.whole), v_BHMK)", _ATTEND),
+        ("attention.no-dropout", "dropped_BHLM, values_BHMK)", "weights_BHLM, values_BHMK)", _ATTEND),
     ),
     *mutants_of(
         "models/layers/attention/module.py",
@@ -115,6 +114,9 @@ MODELS = (
         "models/layers/attention/flash.py",
         ("attention.on-devices-begin-at-the-first-head", 'jax.lax.axis_index("tensor") * own if',
          'jax.lax.axis_index("tensor") * 0 if', f"{_KERNELS}test_devices_have_their_own_sequences_and_heads"),
+        ("attention.every-part-is-the-first", 'jax.lax.axis_index("context") * inputs',
+         'jax.lax.axis_index("context") * 0 * inputs',
+         "models/layers/test_attention_context.py::test_a_part_of_the_queries_sees_the_keys_of_all"),
     ),
     *mutants_of(
         "models/bert.py",
@@ -204,7 +206,7 @@ MODELS = (
          "models/test_gpt.py::test_a_loss_in_parts_is_the_whole_loss"),
         ("softmax.a-tie-is-a-hit", "(label_BL - others_BL > TIE)", "(label_BL - others_BL >= 0.0)",
          f"{_LOGITS}test_a_hit_is_a_label_whose_logit_is_greater_than_all_others"),
-        ("softmax.a-gradient-sent-with-each-chunk", 'preferred_element_type=jnp.float32), "BV_")',
+        ("softmax.a-gradient-sent-with-each-chunk", 'preferred_element_type=jnp.float32), "ZV_")',
          'preferred_element_type=jnp.float32), "_V_")',
          "train/plan/test_programs.py::test_no_chunk_of_positions_moves_the_table"),
         ("softmax.logits-in-bfloat16", "x_BLD, table_VD, preferred_element_type=jnp.float32)\n    if bias_V",
@@ -304,7 +306,7 @@ MODELS = (
          "models/test_shapes.py::test_an_array_is_cut_by_its_letters"),
         ("mesh.odd-vocabulary-whole", "passed_on += (axis,)", "passed_on += ()",
          "models/test_shapes.py::test_an_array_is_cut_by_its_letters"),
-        ("mesh.a-table-s-gradient-whole-to-all", 'PartitionSpec("data", *spec)', 'PartitionSpec("data")',
+        ("mesh.a-table-s-gradient-whole-to-all", 'PartitionSpec(over, *spec)', 'PartitionSpec(over)',
          "models/layers/test_lookup.py::test_copies_of_the_model_exchange_a_part_of_a_tables_gradient"),
     ),
     *mutants_of(

@@ -77,17 +77,20 @@ def chips(*sizes: int, slices: int = 1) -> list[Any]:
     return [Chip((x, y, z), number) for number, x, y, z in places]
 
 
-@pytest.mark.parametrize("shape", [(64, 1, 1), (1, 64, 1), (2, 32, 1), (8, 8, 1), (1, 8, 8), (4, 4, 4), (1, 2, 32)])
-def test_a_torus_holds_every_factorisation(shape: tuple[int, int, int]):
+@pytest.mark.parametrize(
+    "shape",
+    [(64, 1, 1), (1, 64, 1), (2, 32, 1), (8, 8, 1), (1, 8, 8), (4, 4, 4), (1, 2, 32), (4, 1, 4, 4), (2, 2, 8, 2)],
+)
+def test_a_torus_holds_every_factorisation(shape: tuple[int, ...]):
     devices = chips(4, 4, 4)
     mesh = meshes.arrange(shape, devices)
     assert mesh.shape == shape and set(mesh.flat) == set(devices)
 
 
 def test_slices_share_the_batch_and_no_tensor():
-    """The slower network between them carries one sum of gradients a step."""
+    """The slower network between them carries one sum of gradients a step; no part of a sequence crosses it either."""
     devices = chips(2, 2, 4, slices=2)
-    for shape, axis in (((2, 16, 1), 0), ((4, 4, 2), 0), ((1, 8, 4), 1)):
+    for shape, axis in (((2, 16, 1), 0), ((4, 4, 2), 0), ((1, 8, 4), 1), ((2, 1, 4, 4), 0), ((1, 4, 8, 1), 1)):
         mesh = np.moveaxis(meshes.arrange(shape, devices), axis, 0)
         halves = [{chip.slice_index for chip in half.flat} for half in np.split(mesh, 2)]
         assert halves == [{0}, {1}], shape
@@ -97,6 +100,8 @@ def test_slices_share_the_batch_and_no_tensor():
     with pytest.raises(ConfigError, match="holds no mesh of --mesh.data 1 --mesh.fsdp 1 --mesh.tensor 32; "
                        "give --mesh.data 2 --mesh.fsdp 1 --mesh.tensor 16"):  # fmt: skip
         meshes.arrange((1, 1, 32), devices)
+    with pytest.raises(ConfigError, match="--mesh.context 32 --mesh.tensor 1; give a smaller --mesh.context"):
+        meshes.arrange((1, 1, 32, 1), devices)
 
 
 def test_groups_that_a_slower_network_joins_share_the_copies_alone():
@@ -154,12 +159,15 @@ def test_an_offset_of_all_seeds_is_refused():
 
 
 def test_each_letter_is_sharded_by_axes_of_the_mesh():
-    """The batch and its rows by data and fsdp, the width of parameters by fsdp, heads and their like by tensor; others
-    by none."""
+    """The batch and its rows by data and fsdp, the width of parameters by fsdp, heads and their like by tensor, the
+    tokens of a batch's sequences by context; others by none."""
     by_axes = {letter: spec[0] for letter in sorted(LETTERS) if (spec := partition_spec(letter, (8,), SIZES))}
     wide, width, heads = ("data", "fsdp"), "fsdp", "tensor"
     expected = {"B": wide, "X": wide, "R": wide, "D": width, "J": width, "V": heads, "H": heads, "F": heads, "U": heads}
+    expected |= {"Z": wide}
     assert {letter: axes for letter, axes in by_axes.items() if axes} == expected
+    cut = {letter for letter in LETTERS if "context" in str(partition_spec(f"B{letter}", (1, 8), {"context": 2}))}
+    assert cut == {"L", "Y", "P", "Z"}
 
 
 SIZES = {"data": 2, "fsdp": 2, "tensor": 2}

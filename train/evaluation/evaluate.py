@@ -325,6 +325,7 @@ class _Evaluation:
 def _mesh(given: MeshConfig, run: Run) -> Mesh:
     # A mesh that the user gives is used, or refused.
     if given != MeshConfig():
+        meshes.check_context(given, run.model, run.data.length)
         return meshes.build(given)
     # A run of many devices is often evaluated on one: metrics do not depend on the mesh.
     try:

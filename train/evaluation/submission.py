@@ -168,6 +168,7 @@ def write_submission(
     planned = _planned(folder, record, request)
     (step,) = steps_named(folder, request.steps, record.run.evaluate.metric)
     # The model is loaded once, and answers all sources.
+    meshes.check_context(request.mesh, record.run.model, record.run.data.length)
     mesh = meshes.build(request.mesh) if request.mesh != MeshConfig() else None
     predictor = Predictor(folder, step=step, batch=request.batch or 64, mesh=mesh)
     make_folder(Path(request.submission), "--submission")

@@ -146,6 +146,7 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
     """
     mesh = meshes.build(run.mesh, list(topology.devices))
     meshes.check_batch(mesh, run.data.batch, run.optim.accumulate, "data.batch")
+    meshes.check_context(run.mesh, run.model, run.data.length)
     with meshes.use(mesh, run.model.dtype):
         meshes.check_compiler_options(run.mesh, mesh)
         attention = meshes.describe_attention(run.model, run.shares_rows)
@@ -184,12 +185,11 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
     # From the text of the program: XLA's own cost analysis counts loops once, and has none for GPUs.
     cost = program_costs.costs(program)
     flops = _flops(cost.flops, traced_flops(traced.jaxpr.jaxpr), mesh.size, topology)
-    largest = program_costs.largest_arrays(program, _FOLDER)
     made["fits"] = memory["total"] <= memory["available"]
     of_model = family_of(run.model).training_flops(run.model, batch_sizes(run, run.data.batch))
     figures: CompiledPlan = {
         **made,
-        "largest_arrays": [program_costs.as_record(row) for row in largest],
+        "largest_arrays": [program_costs.as_record(row) for row in program_costs.largest_arrays(program, _FOLDER)],
         "flops": float(sum(flops.values())),
         "model_flops": of_model / mesh.size,
         "memory_traffic": cost.memory_bytes,

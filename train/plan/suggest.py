@@ -13,6 +13,7 @@ from contexture.models.config import TransformerConfig
 from contexture.models.families import family_of
 from contexture.models.layers.remat import KEPT
 from contexture.models.shapes import count
+from contexture.models.sharding import CONTEXT_AXES
 from contexture.train import mesh as meshes
 from contexture.train.checkpoints.transfer import model_of
 from contexture.train.errors import ConfigError
@@ -127,7 +128,7 @@ def _saves(run: Run) -> tuple[int, ...]:
     """Returns the divisors of a device's memory, each one the larger the less is needed: devices that share the state,
     devices that share a batch, its parts, remat."""
     mesh, remat = run.mesh, getattr(run.model, "remat", "")
-    sharing = mesh.data * mesh.fsdp
+    sharing = mesh.data * mesh.fsdp * mesh.context
     return mesh.fsdp * mesh.tensor, sharing * mesh.tensor, run.optim.accumulate, [*_SLOWDOWN, ""].index(remat)
 
 
@@ -159,7 +160,8 @@ def _planned(run: Run, made: Plan, attention: str) -> Run:
 
 
 def _compiled(run: Run, topology: Topology, name: str) -> Plan:
-    mesh = f"data {run.mesh.data} × fsdp {run.mesh.fsdp} × tensor {run.mesh.tensor}"
+    sizes = {axis: getattr(run.mesh, axis) for axis in CONTEXT_AXES}
+    mesh = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if axis != "context" or size > 1)
     layers = (
         f", remat {run.model.remat}, attention {run.model.attention}"
         if isinstance(run.model, TransformerConfig)
@@ -186,7 +188,8 @@ def _smaller(run: Run, topology: Topology) -> Run | None:
 
 def candidates(run: Run, topology: Topology) -> Iterator[Candidate]:
     """Yields, for every mesh and remat, the run with the fewest microbatches that should fit by the estimate."""
-    for data, fsdp, tensor in _shapes(run, len(topology.devices)):
+    # Sequences are cut as the user says: no other number of parts is tried.
+    for data, fsdp, tensor in _shapes(run, len(topology.devices) // run.mesh.context):
         sharing = data * fsdp
         # The nearest batch that these devices can share.
         batch = max(round(run.data.batch / sharing), 1) * sharing
@@ -234,7 +237,7 @@ def _with(run: Run, parts: int, remat: str) -> Run:
 
 def _activations(run: Run, sequences: int, remat: str) -> float:
     """Returns about how many bytes of activations a device keeps for its share of a microbatch."""
-    model, tokens, tensor = run.model, sequences * run.data.length, run.mesh.tensor
+    model, tokens, tensor = run.model, sequences * run.data.length // run.mesh.context, run.mesh.tensor
     if not isinstance(model, TransformerConfig):
         return 0.0
     size = 2 if model.dtype == "bfloat16" else 4
@@ -250,17 +253,17 @@ def _seconds(run: Run, parameters: int, slowdown: float, chip: Chip | None) -> f
     if chip is None:
         return slowdown
     mesh, parts = run.mesh, run.optim.accumulate
-    devices = mesh.data * mesh.fsdp * mesh.tensor
+    devices = mesh.data * mesh.fsdp * mesh.context * mesh.tensor
     flops = family_of(run.model).training_flops(run.model, batch_sizes(run, run.data.batch))
     compute = slowdown * flops / devices / chip.bf16
     # Bytes that a device sends, by the axes of the mesh: gradients over data, layers and gradients over fsdp,
     # activations over tensor.
     own = parameters * 4 / mesh.tensor
-    sent = 2 * own / mesh.fsdp if mesh.data > 1 else 0.0  # gradients are summed over copies
+    sent = 2 * own / mesh.fsdp if mesh.data * mesh.context > 1 else 0.0  # gradients are summed over copies
     if mesh.fsdp > 1:
         sent += parts * (own + own / 2 * (2 if slowdown < 1.2 else 3))  # gradients, and layers gathered in bfloat16
     if mesh.tensor > 1 and isinstance(run.model, TransformerConfig):
-        tokens = run.data.batch // (mesh.data * mesh.fsdp) * run.data.length
+        tokens = run.data.batch // (mesh.data * mesh.fsdp) * run.data.length // mesh.context
         sent += 2 * 4 * run.model.layers * tokens * run.model.hidden * 2  # activations are summed four times a layer
     links = sent / chip.links
     return max(compute, links) + 0.1 * min(compute, links)

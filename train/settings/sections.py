@@ -163,17 +163,19 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MeshConfig:
-    """How the devices are laid out: data × fsdp × tensor."""
+    """How the devices are laid out: data × fsdp × context × tensor."""
 
     data: int = 0
     """How many copies of the model share the batch; 0 is as many as the devices allow."""
     fsdp: int = 1
     """How many parts parameters and optimizer are cut into along the hidden width, each with a share of the batch."""
+    context: int = 1
+    """How many parts sequences are cut into, for long ones. Attention reads the keys of all parts."""
     tensor: int = 1
     """How many parts heads, feed-forward width and vocabulary are cut into."""
     dcn_data: int = 0
-    """How many groups of devices a slower network joins: the copies of the model are dealt over them, and fsdp and
-    tensor stay within one. 0 is the slices of a TPU job."""
+    """How many groups of devices a slower network joins: the copies of the model are dealt over them, and all else
+    stays within one. 0 is the slices of a TPU job."""
     compiler_options: tuple[str, ...] = ()
     """Options of XLA. They are added to those that are set for the device, or replace them."""
     distributed: bool = False
@@ -201,6 +203,8 @@ class MeshConfig:
         # Whether the product fits the devices is known only where they are (train.mesh.build).
         if self.data < 0 or self.fsdp < 1 or self.tensor < 1:
             raise ValueError("mesh.data must be at least 0 (0: what is left), mesh.fsdp and mesh.tensor at least 1")
+        if self.context < 1:
+            raise ValueError(f"mesh.context={self.context} is not at least 1 (1: sequences are whole)")
         if self.dcn_data < 0:
             raise ValueError(f"mesh.dcn-data={self.dcn_data} is not at least 0 (0: the slices that there are)")
 

@@ -32,8 +32,9 @@ from contexture.models.layers.attention.tiles import (
     unrounded,
 )
 
-ORDER = "BLHK"
-"""The order of the arrays' dims: the model's own, so that nothing is transposed. A tile's rows then lie H·K apart."""
+ORDER, NORM = "BLHK", "B2HL"
+"""The order of the arrays' dims: the model's own, so that nothing is transposed. A tile's rows then lie H·K apart. And
+of `Saved.norm`'s."""
 _SCALARS = len(Scalars._fields)
 _WARPS = 4
 """Of a program. Measured on an H200: eight take twice as long, and tiles larger than 64 × 64 a fifth longer."""
@@ -78,8 +79,9 @@ class _Tiles:
     product as it lies in registers.
     """
 
-    def __init__(self, s: Sizes, at: Scalars, tokens: Ref, packs: Ref, *words: Ref, by_keys: bool) -> None:
-        self.s, self.at, self.tokens, self.packs, self.words, self.by_keys = s, at, tokens, packs, words, by_keys
+    def __init__(self, s: Sizes, at: Scalars, masks: Sequence[Ref], by_keys: bool) -> None:
+        self.s, self.at, self.by_keys = s, at, by_keys
+        self.tokens, self.key_packs, self.query_packs, *self.words = masks
         self.block, self.head, self.row = (pl.program_id(axis) for axis in range(3))
 
     def of_queries(self, x_L: jax.Array) -> jax.Array:
@@ -97,7 +99,8 @@ class _Tiles:
         """Returns the numbers of a tile's queries and of its keys: what is computed of one of them alone is no work of
         each weight."""
         query_L, key_M = (jax.lax.broadcasted_iota(jnp.int32, (n,), 0) for n in (self.s.queries, self.s.keys))
-        return self.of_queries(i * self.s.queries + query_L), self.of_keys(j * self.s.keys + key_M)
+        first = self.at.first_query[0] + i * self.s.queries
+        return self.of_queries(first + query_L), self.of_keys(j * self.s.keys + key_M)
 
     def logits(self, i: Index, j: Index, q_LK: jax.Array, k_MK: jax.Array) -> jax.Array:
         """Returns a tile of logits with the mask applied, float32."""
@@ -107,7 +110,8 @@ class _Tiles:
         if s.padded:
             tokens = self.of_keys(self.tokens[keys])
         if s.packed:
-            query_packs, key_packs = self.of_queries(self.packs[queries]), self.of_keys(self.packs[keys])
+            query_packs = self.of_queries(self.query_packs[queries])
+            key_packs = self.of_keys(self.key_packs[keys])
         logits = self.product(q_LK, k_MK) * s.scale
         return masked(s, logits, *self._places(i, j), self.at.window[0], tokens, query_packs, key_packs)
 
@@ -145,8 +149,8 @@ class _Tiles:
 def _opened(s: Sizes, refs: Sequence[Ref], by_keys: bool = False) -> tuple[_Tiles, Sequence[Ref], Sequence[Ref]]:
     """Returns the tiles of a program, its q, k and v, and what follows the inputs."""
     # Words come with the inputs where they belong to queries.
-    at, inputs = Scalars(*refs[:_SCALARS]), refs[_SCALARS : _SCALARS + 5 + 2 * s.by_token]
-    return _Tiles(s, at, *inputs[3:], by_keys=by_keys), inputs[:3], refs[_SCALARS + len(inputs) :]
+    at, inputs = Scalars(*refs[:_SCALARS]), refs[_SCALARS : _SCALARS + 6 + 2 * s.by_token]
+    return _Tiles(s, at, inputs[3:], by_keys), inputs[:3], refs[_SCALARS + len(inputs) :]
 
 
 def _forward(s: Sizes, *refs: Ref) -> None:

@@ -6,6 +6,7 @@ import flax.struct
 import jax
 
 from contexture.models.config import TransformerConfig
+from contexture.models.sharding import is_unsharded
 
 PADDED = -10000.0
 """Added to the logit of a padded key, as in BERT's code. Its weight is 0 in float32 unless all keys are padded: then
@@ -80,6 +81,8 @@ def _why_not_cudnn(config: TransformerConfig, platform: str, packed: bool) -> st
         return "with padding, which it takes on the right alone"
     if packed:
         return "with packed text"
+    if not is_unsharded("L"):
+        return "with mesh.context, where a device has the queries of a part of a sequence"
     if config.attention_dropout:
         return f"with model.attention-dropout={config.attention_dropout}"
     if config.local_window:

@@ -15,7 +15,7 @@ from contexture.models.layers.attention.mask import PADDED, AttentionMask
 from contexture.models.layers.blocks import Init, Linear, fused_projections
 from contexture.models.layers.dropout import NO_DROPOUT, DropoutKey, WeightDropout, dropout
 from contexture.models.layers.matmul import custom_gradient
-from contexture.models.sharding import is_unsharded, platform
+from contexture.models.sharding import constrain, is_unsharded, platform
 
 KVCache: TypeAlias = tuple[jax.Array, jax.Array]
 """The cached keys and values of one layer, BMHK each."""
@@ -80,7 +80,7 @@ def _reference(
     # The largest that divides the queries: rows that sequences share are multiples of 64.
     tile = next((tile for tile in _TILES if L % tile == 0), L)
     dropped = dropout_key is not None and drop.rate > 0
-    one_cpu = platform() == "cpu" and is_unsharded("B") and is_unsharded("H")
+    one_cpu = platform() == "cpu" and all(map(is_unsharded, "BHL"))
     if one_cpu and not dropped and tile < L and math.prod((*q_BHLK.shape[:3], k_BHMK.shape[2])) > _WHOLE:
         return _in_tiles(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, tile)
     return _reference_forward(q_BHLK, k_BHMK, v_BHMK, bias_BHLM, dropout_key, site, drop)[0]
@@ -149,12 +149,26 @@ def _reference_forward(
     site: jax.Array | int,
     drop: Drop,
 ) -> tuple[jax.Array, Residuals]:
+    # A device with a part of the queries needs the keys of all parts.
+    keys_BHMK, values_BHMK = _gathered_keys(k_BHMK), _gathered_keys(v_BHMK)
     # Softmax in float32, then the compute dtype: this is the largest array that the backward pass keeps.
-    weights_BHLM = attention_weights(q_BHLK, k_BHMK, bias_BHLM).astype(v_BHMK.dtype)
-    y_BHLK = jnp.einsum("BHLM,BHMK->BHLK", dropout(weights_BHLM, drop.rate, dropout_key, site, drop.whole), v_BHMK)
+    weights_BHLM = attention_weights(q_BHLK, keys_BHMK, bias_BHLM).astype(v_BHMK.dtype)
+    dropped_BHLM = dropout(weights_BHLM, drop.rate, dropout_key, site, drop.whole)
+    y_BHLK = jnp.einsum("BHLM,BHMK->BHLK", dropped_BHLM, values_BHMK)
     # The weights are kept, in the compute dtype. Logits, mask and dropped weights are not: the gradient needs no
-    # logits, and a counter-based mask costs less to draw again than to store.
+    # logits, and a counter-based mask costs less to draw again than to store. Of keys and values each device keeps its
+    # own; where sequences are cut the backward pass gathers them again.
     return y_BHLK, (q_BHLK, k_BHMK, v_BHMK, weights_BHLM, dropout_key, site)
+
+
+def _gathered_keys(k_BHMK: jax.Array) -> jax.Array:
+    """Returns keys or values whole along the sequence on each device: one that has a part of the queries reads all."""
+    return k_BHMK if is_unsharded("L") else constrain(k_BHMK, "BHM_")
+
+
+def _own_keys(dk_BHMK: jax.Array) -> jax.Array:
+    """Returns a gradient of keys or values, summed over the parts of the queries, sharded as the keys are."""
+    return dk_BHMK if is_unsharded("L") else constrain(dk_BHMK, "BHL_")
 
 
 def _reference_backward(drop: Drop, saved: Residuals, dy_BHLK: jax.Array) -> tuple[jax.Array | None, ...]:
@@ -166,7 +180,7 @@ def _reference_backward(drop: Drop, saved: Residuals, dy_BHLK: jax.Array) -> tup
     dropped_BHLM = dropout(weights_BHLM, drop.rate, dropout_key, site, drop.whole)
     dv_BHKM = jnp.einsum("BHKL,BHLM->BHKM", dy_BHLK.swapaxes(2, 3), dropped_BHLM)
     # The same mask once more: dropout is linear, and its own transpose.
-    dweights_BHLM = jnp.einsum("BHLK,BHMK->BHLM", dy_BHLK, v_BHMK)
+    dweights_BHLM = jnp.einsum("BHLK,BHMK->BHLM", dy_BHLK, _gathered_keys(v_BHMK))
     dweights_BHLM = dropout(dweights_BHLM, drop.rate, dropout_key, site, drop.whole)
     dweights_BHLM = dweights_BHLM.astype(jnp.float32)
     # The mean is formed from the same rounded weights as the differences, so that a row's dlogits sum to zero also in
@@ -175,9 +189,9 @@ def _reference_backward(drop: Drop, saved: Residuals, dy_BHLK: jax.Array) -> tup
     dlogits_BHLM = weights_BHLM * (dweights_BHLM - mean_BHL1) * q_BHLK.shape[-1] ** -0.5
     # Softmax and its gradient are float32; the products on both sides run in the compute dtype.
     dlogits_BHLM = dlogits_BHLM.astype(q_BHLK.dtype)
-    dq_BHLK = jnp.einsum("BHLM,BHMK->BHLK", dlogits_BHLM, k_BHMK)
+    dq_BHLK = jnp.einsum("BHLM,BHMK->BHLK", dlogits_BHLM, _gathered_keys(k_BHMK))
     dk_BHKM = jnp.einsum("BHKL,BHLM->BHKM", q_BHLK.swapaxes(2, 3), dlogits_BHLM)
-    return dq_BHLK, dk_BHKM.swapaxes(2, 3), dv_BHKM.swapaxes(2, 3), None, None, None
+    return dq_BHLK, _own_keys(dk_BHKM.swapaxes(2, 3)), _own_keys(dv_BHKM.swapaxes(2, 3)), None, None, None
 
 
 _reference.defvjp(_reference_forward, _reference_backward)

@@ -24,7 +24,7 @@ class Sizes(NamedTuple):
     """What a kernel is compiled for."""
 
     length: int
-    """Tokens of a sequence; the arrays are padded to whole blocks."""
+    """Keys of a sequence; the arrays are padded to whole blocks."""
     longest: int
     """The longest sequence of the model, by which dropout numbers weights."""
     queries: int
@@ -32,6 +32,7 @@ class Sizes(NamedTuple):
     keys: int
     """Keys of a tile."""
     query_blocks: int
+    """Of a device, which may have the queries of a part of the sequence (`Scalars.first_query`)."""
     key_blocks: int
     scale: float
     """1/sqrt(K)."""
@@ -51,6 +52,11 @@ class Sizes(NamedTuple):
     """Whether a kernel runs as plain operations, in place of instructions of its device."""
 
     @property
+    def is_cut(self) -> bool:
+        """Whether a device has the queries of a part of the sequence, and all of its keys."""
+        return self.queries * self.query_blocks < self.length
+
+    @property
     def whole_rows(self) -> bool:
         """Whether a tile has all keys."""
         return self.key_blocks == 1
@@ -64,13 +70,15 @@ class Inputs(NamedTuple):
     v: jax.Array
     tokens_BM: jax.Array
     packs_BM: jax.Array
+    packs_BL: jax.Array
+    """The documents of the queries."""
     start_BL: jax.Array | None = None
     """The dropout words of each query, where sequences share rows (`dropout.token_words`)."""
     stride_BL: jax.Array | None = None
 
 
 class Scalars(NamedTuple):
-    """Numbers that a kernel reads, i32 and u32. `first_head` and `window` are of shape (1,); the others begin with B.
+    """Numbers that a kernel reads, i32 and u32. The first three are of shape (1,); the others begin with B.
 
     Queries of block i see keys of the blocks from first_key_BI[b, i] on, before end_key_BI[b, i]; keys of block j are
     seen by queries of the blocks from first_query_BJ[b, j] on, before end_query_BJ[b, j].
@@ -78,6 +86,8 @@ class Scalars(NamedTuple):
 
     first_head: jax.Array
     """The number of a device's first head, for the dropout's counters."""
+    first_query: jax.Array
+    """The place of a device's first query in the sequence."""
     window: jax.Array
     start_B: jax.Array
     stride_B: jax.Array
@@ -135,10 +145,11 @@ def like(x: jax.Array) -> jax.ShapeDtypeStruct:
 
 
 def visited(
-    s: Sizes, window: jax.Array, tokens_BM: jax.Array, packs_BM: jax.Array
+    s: Sizes, first_query: jax.Array | int, window: jax.Array, inputs: Inputs
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Returns the last four of `Scalars`: each block's range of blocks, outside which nothing is seen."""
-    first_1I1 = (jnp.arange(s.query_blocks) * s.queries)[None, :, None]
+    tokens_BM = inputs.tokens_BM
+    first_1I1 = (first_query + jnp.arange(s.query_blocks) * s.queries)[None, :, None]
     first_11J = (jnp.arange(s.key_blocks) * s.keys)[None, None]
     # The distance back of a tile's last query to its first key, and of its first query to its last key.
     longest_1IJ, shortest_1IJ = (first_1I1 + s.queries - 1) - first_11J, first_1I1 - (first_11J + s.keys - 1)
@@ -158,8 +169,8 @@ def visited(
         seen_BIJ &= first_11J < jnp.where(last_B == 0, s.length, last_B)[:, None, None]
     if s.packed:
         # Documents are numbered upwards in a row: blocks whose numbers do not overlap share none.
-        low_BI, high_BI = _extent(packs_BM, s.queries)
-        low_BJ, high_BJ = _extent(packs_BM, s.keys)
+        low_BI, high_BI = _extent(inputs.packs_BL, s.queries)
+        low_BJ, high_BJ = _extent(inputs.packs_BM, s.keys)
         seen_BIJ &= (low_BI[:, :, None] <= high_BJ[:, None]) & (low_BJ[:, None] <= high_BI[:, :, None])
     # A range may include a block that is hidden: the mask hides its weights all the same.
     return *_range(seen_BIJ), *_range(seen_BIJ.swapaxes(1, 2))

@@ -34,8 +34,8 @@ from contexture.models.layers.attention.tiles import (
     unrounded,
 )
 
-ORDER = "BHKL"
-"""The order of the arrays' dims."""
+ORDER, NORM = "BHKL", "BH2L"
+"""The order of the arrays' dims, and of `Saved.norm`'s."""
 Refs: TypeAlias = dict[str, Ref]
 """A kernel's blocks of arrays, results and scratch memory, by name."""
 
@@ -81,10 +81,10 @@ def _tile(by_keys: bool) -> Tile:
     return Tile(b, h, inner, outer) if by_keys else Tile(b, h, outer, inner)
 
 
-def _places(s: Sizes, tile: Tile) -> tuple[jax.Array, jax.Array]:
+def _places(s: Sizes, first_query: jax.Array, tile: Tile) -> tuple[jax.Array, jax.Array]:
     """Returns the numbers of a tile's queries and keys, (keys, queries) each."""
     shape = (s.keys, s.queries)
-    query_ML = tile.i * s.queries + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+    query_ML = first_query + tile.i * s.queries + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
     return query_ML, tile.j * s.keys + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
 
 
@@ -94,7 +94,8 @@ def _logits(s: Sizes, at: Scalars, tile: Tile, refs: Refs) -> jax.Array:
     logits_ML = _dot(refs["k"][0, 0], refs["q"][0, 0], (0, 0)) * s.scale
     # What belongs to keys is turned from a row of lanes into a column.
     tokens_M1, packs_1L, packs_M1 = refs["tokens"][0].T, refs["query_packs"][0], refs["key_packs"][0].T
-    return masked(s, logits_ML, *_places(s, tile), at.window[0], tokens_M1, packs_1L, packs_M1)
+    places = _places(s, at.first_query[0], tile)
+    return masked(s, logits_ML, *places, at.window[0], tokens_M1, packs_1L, packs_M1)
 
 
 def _dropped(s: Sizes, at: Scalars, tile: Tile, refs: Refs, *arrays_ML: jax.Array) -> tuple[jax.Array, ...]:
@@ -104,7 +105,7 @@ def _dropped(s: Sizes, at: Scalars, tile: Tile, refs: Refs, *arrays_ML: jax.Arra
     b, h, *_ = tile
     # One sequence a row has its words as scalars; of several in a row each query has its own, as rows of lanes.
     words = (refs["starts"][0], refs["strides"][0]) if s.by_token else (at.start_B[b], at.stride_B[b])
-    kept_ML = kept(s, *words, at.first_head[0] + h, *_places(s, tile))
+    kept_ML = kept(s, *words, at.first_head[0] + h, *_places(s, at.first_query[0], tile))
     return tuple(jnp.where(kept_ML, x * (1.0 / (1.0 - s.rate)), 0.0) for x in arrays_ML)
 
 
@@ -345,15 +346,15 @@ def _call(
 
 def _named(inputs: Inputs) -> dict[str, jax.Array]:
     # Masks get a dim of one in place of the sublanes.
-    q, k, v, tokens, packs = *inputs[:3], inputs.tokens_BM[:, None], inputs.packs_BM[:, None]
+    q, k, v, tokens = *inputs[:3], inputs.tokens_BM[:, None]
     words = {"starts B1L": inputs.start_BL, "strides B1L": inputs.stride_BL}
     return {name: x[:, None] for name, x in words.items() if x is not None} | {
         "q BHKL": q,
         "k BHKM": k,
         "v BHKM": v,
         "tokens B1M": tokens,
-        "query_packs B1L": packs,
-        "key_packs B1M": packs,
+        "query_packs B1L": inputs.packs_BL[:, None],
+        "key_packs B1M": inputs.packs_BM[:, None],
     }
 
 

@@ -9,7 +9,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from contexture.models import sharding
 from contexture.models.heads import chunked_softmax
 from contexture.models.heads.chunked_softmax import next_token_loss
-from contexture.models.sharding import MESH_AXES, partition_spec
+from contexture.models.sharding import CONTEXT_AXES, MESH_AXES, partition_spec
 from contexture.train.plan.hlo import Program, parse
 from tests.helpers.jaxprs import equations
 from tests.helpers.long import long
@@ -35,8 +35,10 @@ def gradients(x_BLD, table_VD, bias_V, next_BL):
     return jax.value_and_grad(total, (0, 1, 2))(x_BLD, table_VD, bias_V)
 
 
-def on_mesh(shape: tuple[int, int, int], words: int):
-    mesh = Mesh(np.array(jax.devices()[: np.prod(shape)]).reshape(shape), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+def on_mesh(shape: tuple[int, ...], words: int):
+    axes = MESH_AXES if len(shape) == 3 else CONTEXT_AXES
+    devices = np.array(jax.devices()[: np.prod(shape)]).reshape(shape)
+    mesh = Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
     with jax.set_mesh(mesh):
         placed = [jax.device_put(x, NamedSharding(mesh, partition_spec(dims, x.shape, dict(mesh.shape))))
                   for dims, x in arrays(words).items()]  # fmt: skip
@@ -55,7 +57,8 @@ def inside_loops(program: Program, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("shape", "words"), [((2, 2, 2), 61), *long(((2, 2, 2), 64), ((1, 2, 4), 61), ((1, 2, 4), 64))]
+    ("shape", "words"),
+    [((2, 2, 2), 61), ((1, 2, 2, 2), 61), *long(((2, 2, 2), 64), ((1, 2, 4), 61), ((1, 2, 4), 64), ((2, 1, 4, 1), 61))],
 )
 def test_a_vocabulary_that_nothing_divides_has_the_losses_of_one_device(monkeypatch, words, shape):
     monkeypatch.setattr(chunked_softmax, "MAX_LOGITS", 2 * 64)

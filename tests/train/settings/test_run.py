@@ -88,8 +88,8 @@ def test_layers_are_redrawn_only_where_they_are_taken_over_and_trained(init, opt
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 MAY_CHANGE = {
-    "mesh.data", "mesh.fsdp", "mesh.tensor", "mesh.distributed", "mesh.startup_minutes", "mesh.peer_minutes",
-    "mesh.stall_minutes", "mesh.dcn_data", "log.profile",
+    "mesh.data", "mesh.fsdp", "mesh.context", "mesh.tensor", "mesh.distributed", "mesh.startup_minutes",
+    "mesh.peer_minutes", "mesh.stall_minutes", "mesh.dcn_data", "log.profile",
     "save.every", "save.max_to_keep", "save.keep_every", "log.every", "log.to", "log.tensorboard", "evaluate.every",
     "evaluate.batch", "evaluate.metric", "evaluate.patience", "steps", "epochs", "dir", "data.path", "data.dev",
     "data.features", "data.cache_gb",
