@@ -134,7 +134,7 @@ class PrepareRequest:
             given = ("input", "tokenizer", "dev", "dev_fraction", "part", "workers")
             check_effect(self, given, False, "making parts; leave --join out")
         if self.part:
-            self.part_of_count  # noqa: B018
+            _ = self.part_of_count
             check_effect(self, ("workers",), False, "a whole preparation, not one part; leave --part out")
             if not self.tokenizer:
                 raise ValueError(
