@@ -362,20 +362,9 @@ def move(source: Path, target: Path) -> None:
 
 
 def arrays_at(path: Path) -> str:
-    """Returns where the arrays of a path lie, for Orbax: in the bucket, or at the path where they are here.
-
-    Raises:
-        BucketError: where they are fetched, from s3, which Orbax does not read, and the bucket cannot be read.
-    """
+    """Returns where the arrays of a path lie, for Orbax: in the bucket, or at the path where they are here."""
     address = address_of(path)
-    if address is None or path.exists():
-        return str(path)
-    # Orbax reads gs:// itself, and each process its part; of s3 it needs a copy.
-    if address.scheme == "s3":
-        with _lock:
-            _fetch([(address / name, path / name) for name in bucket.keys(address)])
-        return str(path)
-    return str(address)
+    return str(path) if address is None or path.exists() else str(address)
 
 
 def push(path: Path) -> None:
@@ -420,8 +409,13 @@ def _write(files: Sequence[Path]) -> None:
             assert address is not None
             # The parts of the whole before this one.
             old = Address(address.scheme, address.bucket, address.key + _PARTS)
-            bucket.delete(old / name for name in bucket.keys(old))
-            _wholes[file] = _mark(generation), status.st_size
+            mark, parts = _mark(generation), bucket.keys(old)
+            # In s3 a whole of the same content has the same generation. The last part of it goes first: what a kill
+            # leaves is the file as it was up to some part, and no gap that later parts would fill.
+            for name in reversed([name for name in parts if name.startswith(mark)]):
+                bucket.delete([old / name])
+            bucket.delete(old / name for name in parts if not name.startswith(mark))
+            _wholes[file] = mark, status.st_size
 
 
 def sync(folder: Path) -> None:

@@ -126,7 +126,7 @@ def test_a_path_that_a_run_would_refuse_is_missing(tmp_path):
 
 
 def test_a_bucket_is_written_to_and_its_conditions_are_tried(bucket_store: Server, monkeypatch):
-    address = f"gs://{BUCKET}/checked/run"
+    address = f"{bucket_store.scheme}://{BUCKET}/checked/run"
     state, detail = _rows(address)["dir"]
     assert state == "ok" and "refused to a second writer" in detail and not bucket_store.names("checked")
     monkeypatch.setattr(bucket_store, "honours_preconditions", False)
