@@ -222,6 +222,22 @@ def test_a_checkpoint_counts_once_it_is_committed(at: Address) -> None:
     assert not list(folder.iterdir())
 
 
+def test_a_checkpoint_has_the_time_of_its_commit(at: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that was written here, as an import writes it."""
+    folder = Path(mirror.local(str(at / "run")))
+    for name in ("run.json", "checkpoints/0/state/x", "checkpoints/0/meta/metadata"):
+        _made(folder / name).write_text("{}", "utf-8")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(mirror.time, "time_ns", lambda: 1_700_000_000_000_000_000)
+        mirror.push(folder)
+    note = b'{"commit_timestamp_nsecs": 1600000000000000000}'
+    for name, content in {"_CHECKPOINT_METADATA": note, "meta/metadata": b"{}", "commit_success.txt": b"done"}.items():
+        bucket.write(at / "run/checkpoints/5" / name, content)
+    as_another_process()
+    folder = Path(mirror.local(str(at / "run"))) / "checkpoints"
+    assert {each.name: each.stat().st_mtime for each in folder.iterdir()} == {"0": 1.7e9, "5": 1.6e9}
+
+
 def test_texts_that_go_out_name_the_address(at: Address) -> None:
     path = mirror.local(str(at / "x"))
     assert not path.startswith(f"{at.scheme}:") and visible(f"see {path}/y") == f"see {at}/x/y"

@@ -150,12 +150,19 @@ class _Proxy(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Prints nothing."""
 
+    def handle(self) -> None:
+        # Of a client that was killed.
+        with contextlib.suppress(ConnectionError):
+            super().handle()
+
     def _serve(self) -> None:
         state, faults = self.state, self.state.faults
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         roll = state.chance.random
         with state.lock:
-            state.counts[self.command + (" range" if "Range" in self.headers else "")] += 1
+            listed = self.command == "GET" and re.search(r"/o\?|list-type=", self.path) and "alt=media" not in self.path
+            kind = " list" if listed else " range" if "Range" in self.headers else ""
+            state.counts[self.command + kind] += 1
         if faults.silent:
             while faults.silent:
                 time.sleep(0.05)

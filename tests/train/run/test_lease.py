@@ -105,3 +105,17 @@ def test_a_missing_gcsfs_is_one_line(run: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("contexture.train.run.folder.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"checkpoints in gs:// need gcsfs; pip install -e '\.\[gcs\]'"):
         lock_folder(run)
+
+
+def test_a_log_of_another_process_is_there_before_it_ends(run: Path, bucket_store: Server) -> None:
+    run.mkdir(parents=True, exist_ok=True)
+    log = run / "log.1.txt"
+    log.write_text("started\n", "utf-8")
+    key = f"{run.parent.name}/run/log.1.txt"
+    with lease.log_in_bucket(log):
+        deadline = time.monotonic() + 10
+        while key not in bucket_store.names(key) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert bucket_store.read(key) == b"started\n"
+        log.write_text("started\nended\n", "utf-8")
+    assert bucket_store.read(key) == b"started\nended\n"
