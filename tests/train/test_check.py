@@ -138,6 +138,16 @@ def test_a_bucket_is_written_to_and_its_conditions_are_tried(bucket_store: Serve
     bucket_store.faults = Faults()
 
 
+def test_an_orbax_that_cannot_write_to_s3_is_missing(s3_store: Server, monkeypatch):
+    def changed() -> None:
+        raise AttributeError("no attribute '_use_gcs_driver'")
+
+    assert "orbax" not in _rows(f"s3://{BUCKET}/checked/run")
+    monkeypatch.setattr(check.orbax_s3, "_teach", changed)
+    state, detail = _rows(f"s3://{BUCKET}/checked/run")["orbax"]
+    assert state == "missing" and "keeps no checkpoints in s3://" in detail
+
+
 def test_a_clock_before_the_installation_is_missing(monkeypatch):
     monkeypatch.setattr(check.time, "time", lambda: 1e9)
     state, detail = _rows()["clock"]

@@ -208,6 +208,9 @@ class Checkpoints:
             config: which checkpoints are kept.
             identity: the run's fingerprint; a checkpoint of another one is refused.
             metric: decides the best checkpoint, which is kept.
+
+        Raises:
+            CheckpointError: where the run is in s3, and the installed Orbax cannot write there.
         """
         self.metric = metric
         self.directory = without_parents(run_directory / "checkpoints")
@@ -215,6 +218,8 @@ class Checkpoints:
         # If the folder is moved during training, Orbax would create it again and split the run: see `_was_moved`.
         self._place = _identity_of(self.directory.parent)
         self.mesh, self.config, self.identity = mesh, config, identity
+        # Now, and not at the first save: an Orbax that cannot write to s3 is found before the first step.
+        self._root = orbax_s3.place(str(mirror.address_of(self.directory) or self.directory))
         self._manager: _Manager | None = None
         self._ranks: dict[int, float | None] = {}
         self._writing = 0, False  # the step, and whether it is the run's last
@@ -293,8 +298,7 @@ class Checkpoints:
                 # The other processes of a job wait while process 0 reads a large checkpoint back.
                 async_options=ocp.options.AsyncOptions(timeout_secs=3600, post_finalization_callback=self._read_back),
             )
-            address = mirror.address_of(self.directory)
-            self._manager = _Manager(orbax_s3.place(str(address or self.directory)), options=options)
+            self._manager = _Manager(self._root, options=options)
         return self._manager
 
     def _read_back(self) -> None:

@@ -12,9 +12,13 @@ import jax
 import pytest
 
 import contexture
-from contexture.data.bucket import Address
+from contexture.data import bucket, mirror
+from contexture.data.bucket import Address, parse_address
+from contexture.data.cancel import NEVER
 from contexture.train.checkpoints.manager import Checkpoints
+from contexture.train.evaluation.steps import checkpoints_as_written
 from contexture.train.run import lease
+from contexture.train.run.folder import steps
 from contexture.train.run.report import read_metrics
 from tests.helpers.buckets import BUCKET, Faults, Server
 from tests.helpers.commands import done, json_of, run_command
@@ -89,6 +93,15 @@ def test_a_committed_step_has_its_metrics_in_the_bucket(run, bucket_store, tiny_
     monkeypatch.setattr(Checkpoints, "_read_back_from", seen)
     done(*tiny_words, "--save.every", 2, "--steps", 6, "--dir", run)
     assert lines.keys() == {2, 4, 6} and all(lines[step] >= step for step in lines), lines
+
+
+def test_a_watch_sees_the_last_checkpoint(run, bucket_store):
+    """Though it has listed the bucket a moment before the training ended."""
+    folder, place = Path(mirror.local(run)), parse_address(run)
+    assert place is not None and steps(folder / "checkpoints") == []
+    for name in ("meta/metadata", "commit_success.txt"):
+        bucket.write(place / f"checkpoints/5/{name}", b"{}")
+    assert steps(folder / "checkpoints") == [] and list(checkpoints_as_written(folder, NEVER)) == [5]
 
 
 def test_what_is_not_in_the_bucket_is_one_line(run, tiny_words, capsys):
