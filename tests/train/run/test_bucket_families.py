@@ -91,9 +91,11 @@ def test_a_family_lives_in_a_bucket(bucket_store, start, printed, family, reques
     assert [(each["state"], each["step"]) for each in members] == [("done", 8)] * 2, members
 
     # What reads a run, and writes to the bucket.
-    (tmp_path / "in.tsv").write_text("text\nthe cat sees the river in spring.\nmy brother paints the sea.\n", "utf-8")
+    lines = "the cat sees the river in spring.\nmy brother paints the sea.\n"
+    (tmp_path / "in.txt").write_text(lines, "utf-8")
+    (tmp_path / "in.tsv").write_text("text\n" + lines, "utf-8")
     printed("predict", members[0]["run"], "--input", tmp_path / "in.tsv", "--to", f"{place}/answers.jsonl")
-    printed("embed", run, "--input", tmp_path / "in.tsv", "--to", f"{place}/vectors.npy")
+    printed("embed", run, "--input", tmp_path / "in.txt", "--to", f"{place}/vectors.npy")
     assert len(bucket_store.read(f"{key}/answers.jsonl").splitlines()) == 2
     assert bucket_store.read(f"{key}/vectors.npy").startswith(b"\x93NUMPY")
     form = "bilm" if family == "elmo" else "hf"
