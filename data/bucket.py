@@ -67,22 +67,31 @@ class Stored(NamedTuple):
     generation: bytes
 
 
+def store_spec(scheme: str, bucket: str) -> dict[str, Any]:
+    """Returns TensorStore's description of a bucket."""
+    if scheme == "gs":
+        return {"driver": "gcs", "bucket": bucket, "context": {"gcs_request_retries": _RETRIES}}
+    context: dict[str, Any] = {"s3_request_retries": _RETRIES}
+    # Left to look everywhere, TensorStore prints a line for each file of credentials that is missing.
+    if os.environ.get("AWS_ACCESS_KEY_ID"):
+        context["aws_credentials"] = {"type": "environment"}
+    # Conditions are the server's to check: on other servers than Amazon's TensorStore would ask first, and then write.
+    spec = {"driver": "s3", "bucket": bucket, "use_conditional_write": True, "context": context}
+    # TensorStore does not read these variables, which every other client of S3 does.
+    if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+        spec["endpoint"] = endpoint
+    if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
+        spec["aws_region"] = region
+    return spec
+
+
 @functools.cache
 def _store(scheme: str, bucket: str) -> Any:
     import tensorstore as ts  # here, since it takes a while, and most commands open no bucket
 
-    if scheme == "gs":
-        spec = {"driver": "gcs", "bucket": bucket, "context": {"gcs_request_retries": _RETRIES}}
-    else:
-        spec = {"driver": "s3", "bucket": bucket, "context": {"s3_request_retries": _RETRIES}}
-        # TensorStore does not read these variables, which every other client of S3 does.
-        if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
-            spec["endpoint"] = endpoint
-        if region := os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"):
-            spec["aws_region"] = region
     # Opening asks nothing of the server yet.
     try:
-        return ts.KvStore.open(spec).result(timeout=deadline())
+        return ts.KvStore.open(store_spec(scheme, bucket)).result(timeout=deadline())
     except Exception as error:
         raise _failed(Address(scheme, bucket, ""), error) from None
 

@@ -312,9 +312,11 @@ def _refresh_steps(checkpoints: Path, names: Sequence[str]) -> None:
 
 
 def _date(step: Path) -> None:
-    """Gives the folder of a step the time of its commit, which Orbax notes."""
+    """Gives the folder of a step the time of its commit."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        nanoseconds = json.loads((step / "_CHECKPOINT_METADATA").read_text("utf-8"))["commit_timestamp_nsecs"]
+        noted, file = (step / _COMMITTED).read_text("utf-8"), step / "_CHECKPOINT_METADATA"
+        # One that was written here, and not by Orbax in the bucket, notes it in its mark.
+        nanoseconds = json.loads(file.read_text("utf-8"))["commit_timestamp_nsecs"] if file.exists() else int(noted)
         os.utime(step, ns=(nanoseconds, nanoseconds))
 
 
@@ -362,20 +364,9 @@ def move(source: Path, target: Path) -> None:
 
 
 def arrays_at(path: Path) -> str:
-    """Returns where the arrays of a path lie, for Orbax: in the bucket, or at the path where they are here.
-
-    Raises:
-        BucketError: where they are fetched, from s3, which Orbax does not read, and the bucket cannot be read.
-    """
+    """Returns where the arrays of a path lie, for Orbax: in the bucket, or at the path where they are here."""
     address = address_of(path)
-    if address is None or path.exists():
-        return str(path)
-    # Orbax reads gs:// itself, and each process its part; of s3 it needs a copy.
-    if address.scheme == "s3":
-        with _lock:
-            _fetch([(address / name, path / name) for name in bucket.keys(address)])
-        return str(path)
-    return str(address)
+    return str(path) if address is None or path.exists() else str(address)
 
 
 def push(path: Path) -> None:
@@ -399,8 +390,8 @@ def push(path: Path) -> None:
         }:
             mark = address_of(step / _COMMITTED)
             assert mark is not None
-            bucket.write(mark, b"committed")
-            (step / _COMMITTED).write_bytes(b"committed")
+            (step / _COMMITTED).write_text(str(time.time_ns()), "utf-8")
+            bucket.write(mark, (step / _COMMITTED).read_bytes())
             _know(step / _COMMITTED)
         _write(last)
 
@@ -420,8 +411,13 @@ def _write(files: Sequence[Path]) -> None:
             assert address is not None
             # The parts of the whole before this one.
             old = Address(address.scheme, address.bucket, address.key + _PARTS)
-            bucket.delete(old / name for name in bucket.keys(old))
-            _wholes[file] = _mark(generation), status.st_size
+            mark, parts = _mark(generation), bucket.keys(old)
+            # In s3 a whole of the same content has the same generation. The last part of it goes first: what a kill
+            # leaves is the file as it was up to some part, and no gap that later parts would fill.
+            for name in reversed([name for name in parts if name.startswith(mark)]):
+                bucket.delete([old / name])
+            bucket.delete(old / name for name in parts if not name.startswith(mark))
+            _wholes[file] = mark, status.st_size
 
 
 def sync(folder: Path) -> None:

@@ -415,10 +415,25 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["Hub"]:
 
 
 @pytest.fixture(scope="session")
-def bucket_store() -> Iterator[Server]:
+def gs_store() -> Iterator[Server]:
     """A server of gs:// buckets, which this process and those that it starts find by their environment."""
     # For the whole session: TensorStore reads its address once.
-    with bucket_server() as server, pytest.MonkeyPatch.context() as patch:
+    with bucket_server("gs") as server, pytest.MonkeyPatch.context() as patch:
         for name, value in {**server.environment, "NO_GCE_CHECK": "true"}.items():
             patch.setenv(name, value)
         yield server
+
+
+@pytest.fixture(scope="session")
+def s3_store() -> Iterator[Server]:
+    """The same of s3:// buckets."""
+    with bucket_server("s3") as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture(params=["gs", *long("s3")])
+def bucket_store(request: pytest.FixtureRequest) -> Server:
+    """Each of the two servers; the quick suite asks s3 in a law of its own."""
+    return request.getfixturevalue(f"{request.param}_store")

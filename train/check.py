@@ -26,8 +26,9 @@ from contexture.data import bucket, mirror
 from contexture.data.bucket import Address, BucketError, parse_address
 from contexture.data.errors import DataError
 from contexture.data.storage import check_run_path, partial_beside
+from contexture.train.checkpoints import orbax_s3
 from contexture.train.distributed import launchers
-from contexture.train.errors import ConfigError
+from contexture.train.errors import CheckpointError, ConfigError
 from contexture.train.mesh import find_devices
 from contexture.train.run.limits import LEAST_ADDRESS_SPACE, LEAST_OPEN_FILES, available_memory
 from contexture.train.run.plugin_errors import has_gpu, may_have_tpu
@@ -136,6 +137,11 @@ def _bucket(place: Address) -> list[Row]:
     rows = [Row("dir", "ok", f"{place}: an object is written, refused to a second writer, and deleted")]
     if place.scheme == "gs" and not find_spec("gcsfs"):
         rows.append(Row("gcsfs", "missing", "Orbax writes checkpoints to gs:// by it; pip install -e '.[gcs]'"))
+    if place.scheme == "s3":
+        try:
+            orbax_s3.place(str(place))
+        except CheckpointError as error:
+            rows.append(Row("orbax", "missing", str(error)))
     return rows
 
 

@@ -27,7 +27,7 @@ from contexture.train.metric_directions import Best
 from contexture.train.optim.lora import check_adapters
 from contexture.train.programs import step_settings
 from contexture.train.run import folder as directories
-from contexture.train.run import notice
+from contexture.train.run import lease, notice
 from contexture.train.run.console import logged_to
 from contexture.train.run.folder import steps
 from contexture.train.run.goodput import Goodput
@@ -152,7 +152,7 @@ def _open_report(run: Run, folder: Path, signals: Signals, goodput: Goodput, sta
     log = folder / directories.log_file(jax.process_index())
     if mirror.address_of(folder) and not speaks:  # process 0 writes what changes to a bucket, and the others this alone
         folder.mkdir(parents=True, exist_ok=True)
-        stack.callback(mirror.push, log)
+        stack.enter_context(lease.log_in_bucket(log))
     stack.enter_context(logged_to(report.console, dated=True, file=log))
     if jax.process_count() > 1:
         logger.info(processes.describe_process())

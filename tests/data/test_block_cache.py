@@ -36,7 +36,7 @@ SMALL = 16
 @pytest.fixture
 def at(bucket_store: Server, request: pytest.FixtureRequest) -> Iterator[Address]:
     """A folder of its own in the bucket."""
-    yield Address("gs", BUCKET, f"{request.node.originalname}-{random.randrange(1 << 30)}")
+    yield Address(bucket_store.scheme, BUCKET, f"{request.node.originalname}-{random.randrange(1 << 30)}")
     bucket_store.faults = Faults()
 
 

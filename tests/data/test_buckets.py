@@ -1,9 +1,10 @@
-"""Buckets: objects, conditional writes, and folders that follow a bucket, against a real server, also a faulty one."""
+"""Buckets: objects, conditional writes, and folders that follow a bucket, against real servers, also faulty ones."""
 
+import contextlib
 import random
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ SOME_FAULTS = Faults(refused=0.05, lost=0.02, cut=0.02, slow=0.05)
 @pytest.fixture
 def at(bucket_store: Server, request: pytest.FixtureRequest) -> Iterator[Address]:
     """A folder of its own in the bucket."""
-    yield Address("gs", BUCKET, f"{request.node.originalname}-{random.randrange(1 << 30)}")
+    yield Address(bucket_store.scheme, BUCKET, f"{request.node.originalname}-{random.randrange(1 << 30)}")
     bucket_store.faults = Faults()
     bucket_store.honours_preconditions = True
 
@@ -152,11 +153,46 @@ def test_what_is_added_to_metrics_is_written_as_a_part(at: Address, bucket_store
     assert [bucket_store.read(name) for name in names] == [b"1\n", b"2\n", b"3\n"]
     # Rewritten as a whole, and its old parts are void, though a kill may have left them.
     with atomic_file(folder / "metrics.jsonl") as part:
-        part.write_bytes(b"1\n")
+        part.write_bytes(b"9\n")
     left = Address(at.scheme, at.bucket, names[1])
     bucket.write(left, b"2\n")
     as_another_process()
-    assert Path(mirror.local(str(at / "run")), "metrics.jsonl").read_bytes() == b"1\n"
+    assert Path(mirror.local(str(at / "run")), "metrics.jsonl").read_bytes() == b"9\n"
+
+
+def test_a_kill_while_old_parts_are_deleted_mixes_nothing(at: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the new whole is the old one again, as after two stops at the same checkpoint."""
+    delete = bucket.delete
+    for done in range(4):
+        place = at / f"run{done}"
+        folder = Path(mirror.local(str(place)))
+        folder.mkdir(parents=True)
+        for line in (b"1\n", b"2\n", b"3\n", b"4\n"):
+            with open(folder / "metrics.jsonl", "ab") as opened:
+                opened.write(line)
+            mirror.sync(folder)
+        left = [done]
+
+        def killed(addresses: Iterable[Address], left: list[int] = left) -> None:
+            for address in addresses:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise KeyboardInterrupt
+                delete([address])
+
+        monkeypatch.setattr(bucket, "delete", killed)
+        with contextlib.suppress(KeyboardInterrupt), atomic_file(folder / "metrics.jsonl") as part:
+            part.write_bytes(b"1\n")
+        monkeypatch.setattr(bucket, "delete", delete)
+        as_another_process()
+        folder = Path(mirror.local(str(place)))
+        content = (folder / "metrics.jsonl").read_bytes()
+        assert b"1\n2\n3\n4\n".startswith(content)
+        with open(folder / "metrics.jsonl", "ab") as opened:
+            opened.write(b"5\n")
+        mirror.sync(folder)
+        as_another_process()
+        assert Path(mirror.local(str(place)), "metrics.jsonl").read_bytes() == content + b"5\n"
 
 
 def test_a_folder_appears_when_its_last_file_is_there(at: Address, bucket_store: Server) -> None:
@@ -176,7 +212,8 @@ def test_a_checkpoint_counts_once_it_is_committed(at: Address) -> None:
     folder = Path(mirror.local(str(at / "run"))) / "checkpoints"
     assert [each.name for each in folder.iterdir()] == ["10"]
     # The arrays stay in the bucket, where Orbax reads them.
-    assert not (folder / "10/state").exists() and mirror.arrays_at(folder / "10/state").startswith("gs://")
+    state = at / "run/checkpoints/10/state"
+    assert not (folder / "10/state").exists() and mirror.arrays_at(folder / "10/state") == str(state)
     mirror.remove_uncommitted(folder)
     assert not [name for name in bucket.keys(at / "run/checkpoints") if name.startswith("20/")]
     bucket.delete([at / "run/checkpoints/10/commit_success.txt"])
@@ -185,9 +222,25 @@ def test_a_checkpoint_counts_once_it_is_committed(at: Address) -> None:
     assert not list(folder.iterdir())
 
 
+def test_a_checkpoint_has_the_time_of_its_commit(at: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that was written here, as an import writes it."""
+    folder = Path(mirror.local(str(at / "run")))
+    for name in ("run.json", "checkpoints/0/state/x", "checkpoints/0/meta/metadata"):
+        _made(folder / name).write_text("{}", "utf-8")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(mirror.time, "time_ns", lambda: 1_700_000_000_000_000_000)
+        mirror.push(folder)
+    note = b'{"commit_timestamp_nsecs": 1600000000000000000}'
+    for name, content in {"_CHECKPOINT_METADATA": note, "meta/metadata": b"{}", "commit_success.txt": b"done"}.items():
+        bucket.write(at / "run/checkpoints/5" / name, content)
+    as_another_process()
+    folder = Path(mirror.local(str(at / "run"))) / "checkpoints"
+    assert {each.name: each.stat().st_mtime for each in folder.iterdir()} == {"0": 1.7e9, "5": 1.6e9}
+
+
 def test_texts_that_go_out_name_the_address(at: Address) -> None:
     path = mirror.local(str(at / "x"))
-    assert not path.startswith("gs:") and visible(f"see {path}/y") == f"see {at}/x/y"
+    assert not path.startswith(f"{at.scheme}:") and visible(f"see {path}/y") == f"see {at}/x/y"
     assert visible_json(f'{{"dir": "{path}"}}') == f'{{"dir": "{at}/x"}}'
     assert mirror.placed(f"{at}/x") == path and mirror.placed("a/b") == "a/b"
 
@@ -202,6 +255,7 @@ def test_what_others_clean_up_here_stays_in_the_bucket(at: Address, bucket_store
     assert len(bucket_store.names(at.key)) == 2
 
 
+@pytest.mark.parametrize("bucket_store", ["gs"], indirect=True)  # the other server keeps objects as files, and refuses
 @pytest.mark.parametrize("name", ["/etc/x", "a/../../b", "a//b", "n" * 250])
 def test_a_name_that_leads_elsewhere_is_one_line(at: Address, bucket_store: Server, name: str) -> None:
     bucket.write(at._replace(key=f"{at.key}/{name}"), b"x")

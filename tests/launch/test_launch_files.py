@@ -64,7 +64,7 @@ def test_there_is_a_file_for_every_way():
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_the_command_of_a_file_is_one_that_trains(monkeypatch, bucket_store, file):
+def test_the_command_of_a_file_is_one_that_trains(monkeypatch, gs_store, file):
     given: list[Run] = []
     monkeypatch.setattr("contexture.train.loop.train", lambda run, *_: given.append(run) or sys.exit(0))
     program, *words = (word.replace("BUCKET", BUCKET) for word in _command(file))

@@ -126,7 +126,7 @@ def test_a_path_that_a_run_would_refuse_is_missing(tmp_path):
 
 
 def test_a_bucket_is_written_to_and_its_conditions_are_tried(bucket_store: Server, monkeypatch):
-    address = f"gs://{BUCKET}/checked/run"
+    address = f"{bucket_store.scheme}://{BUCKET}/checked/run"
     state, detail = _rows(address)["dir"]
     assert state == "ok" and "refused to a second writer" in detail and not bucket_store.names("checked")
     monkeypatch.setattr(bucket_store, "honours_preconditions", False)
@@ -136,6 +136,16 @@ def test_a_bucket_is_written_to_and_its_conditions_are_tried(bucket_store: Serve
     bucket_store.faults = Faults(silent=True)
     assert _rows(address)["dir"][0] == "missing"
     bucket_store.faults = Faults()
+
+
+def test_an_orbax_that_cannot_write_to_s3_is_missing(s3_store: Server, monkeypatch):
+    def changed() -> None:
+        raise AttributeError("no attribute '_use_gcs_driver'")
+
+    assert "orbax" not in _rows(f"s3://{BUCKET}/checked/run")
+    monkeypatch.setattr(check.orbax_s3, "_teach", changed)
+    state, detail = _rows(f"s3://{BUCKET}/checked/run")["orbax"]
+    assert state == "missing" and "keeps no checkpoints in s3://" in detail
 
 
 def test_a_clock_before_the_installation_is_missing(monkeypatch):

@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
-from etils import epath
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from orbax.checkpoint import checkpoint_managers as policies
@@ -32,6 +31,7 @@ from orbax.checkpoint import checkpoint_managers as policies
 from contexture.data import bucket, mirror
 from contexture.data.storage import numbered, without_parents
 from contexture.models.shapes import by_path
+from contexture.train.checkpoints import orbax_s3
 from contexture.train.checkpoints.digests import digests
 from contexture.train.checkpoints.late_evaluation import text_digest, write
 from contexture.train.checkpoints.meta import (
@@ -79,9 +79,8 @@ def _read_arrays(directory: Path, expected: Any, prefix: str, part: bool) -> Any
     try:
         # Not by a Checkpointer, whose restore ends with a barrier: one process may fail here and the others not.
         with orbax_silenced(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
-            restored = reader.restore(
-                epath.Path(mirror.arrays_at(without_parents(directory / "state"))), args=arguments
-            )
+            state = orbax_s3.place(mirror.arrays_at(without_parents(directory / "state")))
+            restored = reader.restore(state, args=arguments)
     except Exception as error:
         raise CheckpointError(f"item state: cannot be read ({first_line(error)})") from None
     # Fields without arrays were not stored; they keep their value.
@@ -209,6 +208,9 @@ class Checkpoints:
             config: which checkpoints are kept.
             identity: the run's fingerprint; a checkpoint of another one is refused.
             metric: decides the best checkpoint, which is kept.
+
+        Raises:
+            CheckpointError: where the run is in s3, and the installed Orbax cannot write there.
         """
         self.metric = metric
         self.directory = without_parents(run_directory / "checkpoints")
@@ -216,6 +218,8 @@ class Checkpoints:
         # If the folder is moved during training, Orbax would create it again and split the run: see `_was_moved`.
         self._place = _identity_of(self.directory.parent)
         self.mesh, self.config, self.identity = mesh, config, identity
+        # Now, and not at the first save: an Orbax that cannot write to s3 is found before the first step.
+        self._root = orbax_s3.place(str(mirror.address_of(self.directory) or self.directory))
         self._manager: _Manager | None = None
         self._ranks: dict[int, float | None] = {}
         self._writing = 0, False  # the step, and whether it is the run's last
@@ -294,8 +298,7 @@ class Checkpoints:
                 # The other processes of a job wait while process 0 reads a large checkpoint back.
                 async_options=ocp.options.AsyncOptions(timeout_secs=3600, post_finalization_callback=self._read_back),
             )
-            address = mirror.address_of(self.directory)
-            self._manager = _Manager(str(address) if address else self.directory, options=options)
+            self._manager = _Manager(self._root, options=options)
         return self._manager
 
     def _read_back(self) -> None:

@@ -14,6 +14,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from contexture.models.shapes import by_path, path_of
+from contexture.train.checkpoints import orbax_s3
 from contexture.train.checkpoints.digests import host_digest
 from contexture.train.errors import CheckpointError
 
@@ -37,7 +38,7 @@ def read_back(directory: Path, whole: bool = False, state: str = "") -> None:
     """
     digest = json.loads((directory / "digest" / "metadata").read_text("utf-8"))["arrays"]
     shapes = json.loads((directory / "meta" / "metadata").read_text("utf-8"))["shapes"]
-    arrays_at = epath.Path(state or directory / "state")
+    arrays_at = orbax_s3.place(state or directory / "state")
     # Not by a Checkpointer: this runs inside the write of one, in the thread of Orbax.
     with contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
         tree = reader.metadata(arrays_at).tree

@@ -30,6 +30,7 @@ from typing import Any, NoReturn, TypeVar
 
 import jax
 
+from contexture.data import mirror
 from contexture.data.errors import DataError
 from contexture.data.visible import visible
 from contexture.train.distributed import launchers, native_aborts
@@ -210,6 +211,8 @@ def _keep(text: str, code: int) -> None:
     limit.start()
     with _job.log.open("a", encoding="utf-8") as file:
         file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+    # In a bucket, as far as it answers within the limit.
+    mirror.push(_job.log)
     limit.cancel()
 
 

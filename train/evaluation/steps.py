@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from contexture.data import mirror
 from contexture.data.cancel import CancelToken
 from contexture.train.checkpoints.meta import find_steps
 from contexture.train.errors import ConfigError
@@ -57,9 +58,9 @@ def wait_for_first(folder: Path, cancel: CancelToken) -> RunRecord:
     """
     if not holder_of(folder):
         raise ConfigError(f"--watch follows a training, and none goes on in {folder}; leave --watch out")
-    while not steps(folder / "checkpoints"):
+    while not _steps_now(folder):
         # The lock first, then the list again: the last checkpoint may have come between the two looks.
-        if not holder_of(folder) and not steps(folder / "checkpoints"):
+        if not holder_of(folder) and not _steps_now(folder):
             raise ConfigError(f"the training in {folder} has ended without a checkpoint; start it again, then evaluate")
         _wait(cancel)
     return run_file.read(folder)
@@ -76,13 +77,19 @@ def checkpoints_as_written(folder: Path, cancel: CancelToken) -> Iterator[int]:
         # The lock before the list: once the lock is free, the list has all that the training wrote.
         training = bool(holder_of(folder))
         # Oldest first, as `steps` sorts them.
-        new = [step for step in steps(folder / "checkpoints") if step not in seen]
+        new = [step for step in _steps_now(folder) if step not in seen]
         seen.update(new)
         yield from new
         if not new:
             if not training:
                 return
             _wait(cancel)
+
+
+def _steps_now(folder: Path) -> list[int]:
+    # The list of a bucket is kept for some seconds: one from before the lock's end would lack the last checkpoint.
+    mirror.look_again(folder / "checkpoints")
+    return steps(folder / "checkpoints")
 
 
 def _wait(cancel: CancelToken) -> None:

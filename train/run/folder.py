@@ -82,12 +82,7 @@ def lock_folder(directory: Path) -> IO[str] | Lease:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if address := mirror.address_of(directory):
-            if address.scheme == "s3":
-                raise ConfigError(
-                    f"{directory}: a training writes checkpoints by Orbax, which knows no s3://; give gs://…, or "
-                    "a folder of a mounted bucket or disk (runs in s3 can be evaluated, exported and fine-tuned)"
-                )
-            if not find_spec("gcsfs"):
+            if address.scheme == "gs" and not find_spec("gcsfs"):
                 raise ConfigError(f"{directory}: checkpoints in gs:// need gcsfs; pip install -e '.[gcs]'")
             held = Lease(directory, address)
             # What was fetched before may be of the holder before, who has gone on since.

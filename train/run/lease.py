@@ -7,13 +7,14 @@ holder is gone, and the lease is taken, again by a write that only one can win. 
 A process that was suspended for longer finds another holder before its next save, and stops (fencing).
 """
 
+import contextlib
 import logging
 import os
 import platform
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from contexture.data import bucket, mirror
@@ -62,6 +63,30 @@ def current_holder(folder: Path) -> str:
     address = mirror.address_of(folder)
     text = bucket.read(address / NAME).value if address else None
     return holder(text) if text and _fresh(text) else ""
+
+
+@contextlib.contextmanager
+def log_in_bucket(log: Path) -> Iterator[None]:
+    """Writes the log of a process that holds no lease to the bucket as it grows, and at the end of the block."""
+    left, size = threading.Event(), 0
+
+    def keep() -> None:
+        nonlocal size
+        while not left.wait(RENEW):
+            # The next time may succeed, and the end of the block says what does not.
+            with contextlib.suppress(OSError):
+                if (now := log.stat().st_size) != size:
+                    mirror.push(log)
+                    size = now
+
+    thread = threading.Thread(target=keep, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        thread.join()
+        mirror.push(log)
 
 
 class Lease:

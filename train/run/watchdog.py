@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from contexture.data.cancel import CancelToken
-from contexture.data.mirror import with_addresses
+from contexture.data.mirror import push, with_addresses
 
 
 def stalled_file(process: int) -> str:
@@ -81,6 +81,9 @@ class Watchdog:
             )
         with contextlib.suppress(OSError), self.file.open("w") as file:
             faulthandler.dump_traceback(file, all_threads=True)
+        # To a bucket too, as far as it answers before the timer ends the process.
+        with contextlib.suppress(Exception):
+            push(self.file)
         os._exit(1)
 
 

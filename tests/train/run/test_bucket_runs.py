@@ -12,9 +12,13 @@ import jax
 import pytest
 
 import contexture
-from contexture.data.bucket import Address
+from contexture.data import bucket, mirror
+from contexture.data.bucket import Address, parse_address
+from contexture.data.cancel import NEVER
 from contexture.train.checkpoints.manager import Checkpoints
+from contexture.train.evaluation.steps import checkpoints_as_written
 from contexture.train.run import lease
+from contexture.train.run.folder import steps
 from contexture.train.run.report import read_metrics
 from tests.helpers.buckets import BUCKET, Faults, Server
 from tests.helpers.commands import done, json_of, run_command
@@ -28,14 +32,17 @@ SOON = ["--mesh.peer-minutes", "0.25", "--mesh.startup-minutes", "1"]
 @pytest.fixture
 def run(bucket_store: Server, request: pytest.FixtureRequest) -> Iterator[str]:
     """The address of a run of its own."""
-    yield f"gs://{BUCKET}/{request.node.originalname}-{random.randrange(1 << 30)}/run"
+    yield f"{bucket_store.scheme}://{BUCKET}/{request.node.originalname}-{random.randrange(1 << 30)}/run"
     bucket_store.faults = Faults()
+
+
+def key_of(run: str) -> str:
+    return run.partition(f"://{BUCKET}/")[2]
 
 
 def losses(store: Server, run: str) -> list[tuple[int, float]]:
     """Each step and its loss, from the bucket itself."""
-    key = run.removeprefix(f"gs://{BUCKET}/")
-    records = [json.loads(line) for line in store.joined(f"{key}/metrics.jsonl").splitlines()]
+    records = [json.loads(line) for line in store.joined(f"{key_of(run)}/metrics.jsonl").splitlines()]
     return [(record["step"], record["loss"]) for record in records if record["split"] == "train"]
 
 
@@ -44,7 +51,7 @@ def on_disk(folder: Path) -> list[tuple[int, float]]:
 
 
 def objects(store: Server, run: str, below: str) -> list[str]:
-    key = f"{run.removeprefix(f'gs://{BUCKET}/')}/{below}"
+    key = f"{key_of(run)}/{below}"
     return [name[len(key) :] for name in store.names(key)]
 
 
@@ -55,7 +62,7 @@ def test_a_run_in_a_bucket_is_that_on_a_disk(run, bucket_store, tiny_words, tmp_
     assert losses(bucket_store, run) == on_disk(tmp_path / "disk") != []
     assert {name.partition("/")[0] for name in objects(bucket_store, run, "checkpoints/")} == {"3", "6"}
     # Its settings name the bucket, and no folder of this machine.
-    record = bucket_store.read(f"{run.removeprefix(f'gs://{BUCKET}/')}/run.json").decode()
+    record = bucket_store.read(f"{key_of(run)}/run.json").decode()
     assert json.loads(record)["config"]["dir"] == run and "/contexture-" not in record
     (state,) = json_of("status", run)["runs"]
     assert (state["run"], state["state"], state["checkpoint"]) == (run, "done", 6)
@@ -86,6 +93,15 @@ def test_a_committed_step_has_its_metrics_in_the_bucket(run, bucket_store, tiny_
     monkeypatch.setattr(Checkpoints, "_read_back_from", seen)
     done(*tiny_words, "--save.every", 2, "--steps", 6, "--dir", run)
     assert lines.keys() == {2, 4, 6} and all(lines[step] >= step for step in lines), lines
+
+
+def test_a_watch_sees_the_last_checkpoint(run, bucket_store):
+    """Though it has listed the bucket a moment before the training ended."""
+    folder, place = Path(mirror.local(run)), parse_address(run)
+    assert place is not None and steps(folder / "checkpoints") == []
+    for name in ("meta/metadata", "commit_success.txt"):
+        bucket.write(place / f"checkpoints/5/{name}", b"{}")
+    assert steps(folder / "checkpoints") == [] and list(checkpoints_as_written(folder, NEVER)) == [5]
 
 
 def test_what_is_not_in_the_bucket_is_one_line(run, tiny_words, capsys):
@@ -128,10 +144,10 @@ def test_kills_at_any_moment_change_no_step(run, bucket_store, door, tiny_words,
 
     assert [code for code, _ in finish(started(tmp_path / "disk"))] == [0] * count
     for _ in range(8):
-        processes, seen = started(run), bucket_store.counts["POST"]
+        processes, seen = started(run), bucket_store.written
         # After so many uploads: the start has some, each save tens.
         upto = seen + rng.randrange(10, 260)
-        while bucket_store.counts["POST"] < upto and all(each.poll() is None for each in processes):
+        while bucket_store.written < upto and all(each.poll() is None for each in processes):
             time.sleep(0.01)
         processes[-1].send_signal(signal.SIGKILL)
         codes = [code for code, _ in finish(processes)]

@@ -11,6 +11,7 @@ import pytest
 from contexture.data.cancel import NEVER
 from contexture.train.run.watchdog import Watchdog
 from tests.conftest import ROOT
+from tests.helpers.buckets import BUCKET
 from tests.helpers.jobs import finish, free_port, recorded, start_job, wait_until
 
 _HANGS = """
@@ -42,6 +43,18 @@ def test_a_process_that_hangs_is_ended_and_its_threads_are_written(tmp_path):
     said = r"Stalled: no step, evaluation or save has ended for [12] s \(mesh.stall-minutes=0.025\); where each thread "
     assert re.fullmatch(said + rf"is: {re.escape(str(file))}; the last checkpoint is of step 7\n", err), err
     assert "in somewhere" in file.read_text()
+
+
+def test_the_places_of_the_threads_are_in_the_bucket_too(gs_store):
+    address = f"gs://{BUCKET}/stalled-{time.time_ns()}"
+    program = _HANGS.replace("Path(sys.argv[2])", "Path(local(sys.argv[2])) / 'stalled.1.txt'")
+    program = program.replace("import signal", "from contexture.data.mirror import local\nimport signal", 1)
+    program = program.replace("def somewhere", "Path(local(sys.argv[2])).mkdir()\ndef somewhere")
+    words = [sys.executable, "-c", program, str(1.5 / 60), address]
+    process = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 1 and f"where each thread is: {address}/stalled.1.txt" in process.stderr
+    (name,) = gs_store.names(address.removeprefix(f"gs://{BUCKET}/"))
+    assert name.endswith("/stalled.1.txt") and b"in somewhere" in gs_store.read(name)
 
 
 def test_a_process_that_was_suspended_for_longer_than_the_limit_goes_on(tmp_path):
