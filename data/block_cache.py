@@ -90,6 +90,7 @@ class BlockCache:
         # One file without a name, which ends with the process: block n of the cache is at n · BLOCK.
         with tempfile.TemporaryFile() as file:
             self._number = os.dup(file.fileno())
+        # Whole blocks alone have a place: what is left of the limit stays unused.
         self._capacity = int(limit) // BLOCK
         self._places: OrderedDict[int, int] = OrderedDict()
         """Where the blocks that are kept lie in the file, by their number; the least recently used first."""
@@ -116,7 +117,7 @@ class BlockCache:
         # In rounds: a piece may be longer than memory.
         for at in range(0, len(flat), _ROUND):
             read += self._read(flat[at : at + _ROUND])
-        # Back to one value for each piece.
+        # Back to one value for each piece, which may lie in several blocks.
         values = iter(read)
         return [b"".join(next(values) for _ in each) for each in parts]
 
@@ -156,6 +157,7 @@ class BlockCache:
         runs: list[tuple[str, int, int]] = []
         for block in blocks:
             name = self._name_of(block)
+            # Not too long: requests of one batch are under way side by side.
             if runs and runs[-1][0] == name and runs[-1][2] == block and block - runs[-1][1] < _LONGEST:
                 runs[-1] = name, runs[-1][1], block + 1
             else:
@@ -225,6 +227,7 @@ class BlockCache:
 def _parts_of(first: int, piece: Piece) -> list[_Part]:
     """Cuts a piece at the borders of blocks. first: the number of its file's first block."""
     parts, at, end = [], piece.at, piece.at + piece.size
+    # Up to the end of each block, then on with the next one; a piece of no bytes has no parts.
     while at < end:
         block, begin = divmod(at, BLOCK)
         stop = min(end - block * BLOCK, BLOCK)

@@ -151,6 +151,7 @@ def read_ranges(ranges: Sequence[tuple[Address, int, int]]) -> list[bytes]:
         (address, last - first, _store(address.scheme, address.bucket).read(address.key, byte_range=slice(first, last)))
         for address, first, last in ranges
     ]
+    # In their order, whichever comes first.
     values = []
     for address, size, future in waiting:
         value = bytes(_result(address, lambda future=future: future, size).value)

@@ -181,6 +181,7 @@ def refresh(folder: Path) -> None:
     # run.json and the metrics change while a run goes on; the other files are written once.
     changing = ("run.json", *APPENDED) if not _owned(folder) else ()
     by_ranges = {name for name in wanted if (match := _BY_RANGES.fullmatch(name)) and f"{match[1]}digests.bin" in names}
+    # Shards without digests of their blocks, of earlier versions, are fetched whole.
     _left.update(folder / name for name in by_ranges)
     _fetch(
         [

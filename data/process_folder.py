@@ -13,6 +13,7 @@ _PREFIX = "contexture-mirror-"
 def process_folder() -> Path:
     """Makes a temporary folder of this process, and removes those of processes that are gone."""
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        # Whose lock can be had, nobody uses any more.
         if (number := _locked(left)) is not None:
             shutil.rmtree(left, ignore_errors=True)
             os.close(number)

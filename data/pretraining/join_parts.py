@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypedDict
@@ -99,6 +99,7 @@ def read_part(folder: Path, job: Mapping[str, object] | None = None) -> PartInde
         raise DataError(f"{file}: cannot be read ({error.strerror}); {again}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise DataError(f"{file}: not the description of a part; {again}") from None
+    # The fingerprint covers all of it: a part that was half copied, or changed by hand, is seen here.
     if not known or misfit(index, _INDEX) or index["dtype"] not in ("<u2", "<u4"):
         raise DataError(f"{file}: damaged, its content does not match its fingerprint; {again}")
     if job is not None and index["job"] != job:
@@ -109,6 +110,7 @@ def read_part(folder: Path, job: Mapping[str, object] | None = None) -> PartInde
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Returns the first fact in which two preparations differ, in words."""
     name = next(name for name in {**one, **other} if one.get(name) != other.get(name))
+    # Of sources, the first that only one of them has.
     if name != "sources":
         return f"{name.replace('_', ' ')} {one.get(name)}, not {other.get(name)}"
     ours, theirs = ([f"{each['name']} of {each['size']:,} bytes" for each in job["sources"]] for job in (one, other))
@@ -122,6 +124,7 @@ def _parts_in(folder: Path) -> list[tuple[Path, PartIndex]]:
     names = sorted(each.name for each in folder.iterdir() if _NAME.fullmatch(each.name)) if folder.is_dir() else []
     if not names:
         raise DataError(f"{folder}: holds no parts of a preparation; make them with --part 0/N to N-1/N")
+    # One number of parts: those of another would have some of the text twice.
     counts = sorted({int(name.split("-")[-1]) for name in names})
     if len(counts) > 1:
         raise DataError(f"{folder}: holds parts of {counts[0]} and of {counts[1]}; delete those of one")
@@ -131,6 +134,7 @@ def _parts_in(folder: Path) -> list[tuple[Path, PartIndex]]:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         mend = f"make it with --part {missing[0]}/{count}"
         raise DataError(f"{folder}: part {missing[0]} of {count}{more} is missing; {mend}")
+    # All parts must be of one preparation, which the first one names.
     first = read_part(folder / names[0])
     parts = [(folder / name, read_part(folder / name, first["job"])) for name in names]
     for place, index in parts:
@@ -156,9 +160,11 @@ def join(folder: Path, to: Path, tokenizer: Tokenizer | None = None) -> Shards:
     tokenizer = tokenizer or load_tokenizer(parts[0][0] / "tokenizer")
     if tokenizer.fingerprint != job["tokenizer"]:
         raise DataError(f"{parts[0][0] / 'tokenizer'}: not the tokenizer that made the part; make the part again")
+    # Whole or not at all, as all that is written: parts are untouched, whatever happens.
     with atomic_folder(to) as partial:
         writer = _Writer(partial, job, tokenizer, dtype)
         try:
+            # One after the other, in the order of the text.
             for place, index in parts:
                 writer.add(place, index)
             writer.finish()
@@ -187,6 +193,7 @@ class _Reader:
 
     def rest(self) -> bytes:
         """Returns what is left, and closes the file. Raises: DataError where it is not as it was written."""
+        # Nothing is left of a file that was copied: more would make another digest.
         raw = self._file.read()
         self._digest.update(raw)
         self.close()
@@ -230,6 +237,7 @@ class _Writer:
                 stack.callback(file.close)
             numbers = self._numbers(files[UNKNOWN].rest()) if UNKNOWN in files else None
             before = self.sentences, self.tokens
+            # A source ends where the next one begins, in this part or in a later one.
             for entry in index["spans"]:
                 while entry["source"] > len(self.sources):
                     self._end_source()
@@ -248,6 +256,7 @@ class _Writer:
         self, entry: PartEntry, files: Mapping[str, _Reader], before: tuple[int, int], numbers: I64 | None
     ) -> None:
         """Copies what a part holds of a source. before: the sentences and tokens in front of the part."""
+        # In turns, since a part may be larger than memory.
         V = self.tokenizer.size
         for count in _in_turns(entry["tokens"]):
             ids = files["tokens.bin"].read(count, self.dtype)
@@ -258,9 +267,10 @@ class _Writer:
                 ids[new] = numbers[ids[new] - V]
                 self.numbering.count(ids)
             self._token_files.write(ids)
-        # Ends and borders are counted from the part's beginning.
+        # Ends and borders are counted from the part's beginning: what was in front of it is added.
         for count in _in_turns(entry["sentences"]):
             self.starts.add(*(files["ends.bin"].read(count, np.dtype("<i8")) + before[1]).tolist())
+        # Documents of all parts of the source, which are shared out among the splits at its end.
         for count in _in_turns(entry["documents"]):
             self.borders.add(*(files["borders.bin"].read(count, np.dtype("<i8")) + before[0]).tolist())
         self.tokens += entry["tokens"]
@@ -278,6 +288,7 @@ class _Writer:
         name, size, split = source["name"], source["size"], source["split"]
         places, digest = [self._first, cut, self.sentences], source_digest(self._pieces)
         self.sources.append({"name": name, "size": size, "sha256": digest, "split": split, "sentences": places})
+        # Emptied for the next source.
         self.borders.file.seek(0)
         self.borders.file.truncate()
         self._first, self._whole, self._pieces = self.sentences, 0, []
@@ -374,18 +385,10 @@ class _Writer:
 
     def finish(self) -> None:
         """Checks the text and writes the rest of the folder. Raises: DataError where nothing can be trained on."""
+        # The last source, and those of which no part has text.
         while len(self.sources) < len(self.job["sources"]):
             self._end_source()
-        train = self.tables["train"]
-        # Refused while nothing is at its place yet: text in which there is nothing to predict.
-        if self._windows and train.tokens < 2:
-            name = self.sources[0]["name"]
-            raise DataError(f"{name}: fewer than two tokens to train on; give more text, or hold out less")
-        if not self._windows and self.numbering is None and not train.pairs:
-            raise DataError(
-                f"{self.sources[0]['name']}: no document with two sentences to train on ({train.documents} of one "
-                "sentence); put sentences or paragraphs on lines, a blank line between documents, or hold out less"
-            )
+        self._check()
         # What was counted, written to files of its own.
         splits = {name: table.summary() for name, table in self.tables.items()}
         self.starts.flush()
@@ -400,15 +403,28 @@ class _Writer:
         # Closed before the index is written: a full disk shows here, when the last bytes are written.
         self.close()
         (self.folder / "borders.partial").unlink()
+        # Their order is that of `shards.by_position`. Read back: a small part of the time that tokenising took.
         by_position = [self.starts, *(table.rows for table in self.tables.values()), *self._token_files.files]
-        # Their order is that of `shards.by_position`.
-        # Read back: a small part of the time that tokenising took.
         digests = HashingWriter(self.folder / DIGESTS)
         digests.write(block_digests(out.path for out in by_position))
         digests.file.close()
-        # Every file that the index has an entry for.
-        written = [*by_position, unigrams, *words, digests]
         self.tokenizer.save(self.folder / "tokenizer")
+        # Every file that the index has an entry for.
+        self._write_index(splits, [*by_position, unigrams, *words, digests])
+
+    def _check(self) -> None:
+        """Refuses text in which there is nothing to predict, while nothing is at its place yet."""
+        train = self.tables["train"]
+        if self._windows and train.tokens < 2:
+            name = self.sources[0]["name"]
+            raise DataError(f"{name}: fewer than two tokens to train on; give more text, or hold out less")
+        if not self._windows and self.numbering is None and not train.pairs:
+            raise DataError(
+                f"{self.sources[0]['name']}: no document with two sentences to train on ({train.documents} of one "
+                "sentence); put sentences or paragraphs on lines, a blank line between documents, or hold out less"
+            )
+
+    def _write_index(self, splits: Mapping[str, object], written: Sequence[HashingWriter]) -> None:
         # The index names and seals all of it.
         index: dict[str, object] = {
             "format": shards_index.FORMAT,

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from contexture.data.config import DataConfig, Stream
 from contexture.data.errors import DataError
+from contexture.data.pretraining import text_parts
 from contexture.data.pretraining.join_parts import part_name
 from contexture.data.pretraining.text_parts import Job
+from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import load_tokenizer
 
 _BETWEEN = 0.5
@@ -42,10 +44,17 @@ class Tally:
         self.tokens += tokens
 
 
+Tell: TypeAlias = Callable[[int, int, int], None]
+"""Called with the bytes that were read, and the documents and tokens that were written, since the last call; an
+exception that it raises stops the work."""
+
+
 @dataclass(frozen=True)
 class _Work:
     """What a worker is told."""
 
+    open: Callable[[DataConfig, Tokenizer, Stream, int], Job]
+    tokenize: Callable[[Job, Path, int, int, Tell], None]
     config: DataConfig
     tokenizer: Path
     stream: Stream
@@ -57,32 +66,41 @@ class _Work:
 
 
 def tokenize_in_workers(
-    job: Job, folder: Path, count: int, workers: int, told: Callable[[int, int, int], None], tally: Tally
+    open: Callable[[DataConfig, Tokenizer, Stream, int], Job],
+    tokenize: Callable[[Job, Path, int, int, Tell], None],
+    job: Job,
+    folder: Path,
+    count: int,
+    workers: int,
+    told: Tell,
+    tally: Tally,
 ) -> None:
     """Tokenises all parts that are not done, in so many processes.
 
     Args:
+        open: makes the preparation in a worker.
+        tokenize: makes a part, as `tokenize_part`.
         job: the preparation.
         folder: where its parts lie.
         count: how many parts there are.
         workers: how many processes.
-        told: called with bytes, documents and tokens since the last call, twice a second at least; an exception that it
-            raises stops the work.
+        told: called twice a second at least.
         tally: gets what each worker is at.
 
     Raises:
         DataError: as `tokenize_part`.
         OSError: where a worker is killed.
     """
-    from contexture.data.pretraining import text_parts
-
+    # Made here, so that no worker is the first.
     folder.mkdir(parents=True, exist_ok=True)
     # Workers read the vocabulary as a run would: from its folder.
     vocabulary = folder / "tokenizer"
     if not vocabulary.is_dir():
         job.tokenizer.save(vocabulary)
     threads = max((os.cpu_count() or 1) // workers, 1)
-    work = _Work(job.config, vocabulary, job.stream, job.per_file, text_parts.PIECE, folder, count, threads)
+    piece = text_parts.PIECE
+    work = _Work(open, tokenize, job.config, vocabulary, job.stream, job.per_file, piece, folder, count, threads)
+    # A part goes to whoever is free; -1 sends a worker home.
     parts, messages = _SPAWN.Queue(), _SPAWN.Queue()
     for part in [*range(count), *[-1] * workers]:
         parts.put(part)
@@ -97,13 +115,15 @@ def tokenize_in_workers(
         for process in processes:
             process.terminate()
             process.join()
+        # Partial folders of workers that were ended in the middle of a part.
         for left in folder.glob(".part-*.partial"):
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _listen(processes: list[SpawnProcess], messages: Any, told: Callable[[int, int, int], None], tally: Tally) -> None:
+def _listen(processes: list[SpawnProcess], messages: Any, told: Tell, tally: Tally) -> None:
     """Passes on what workers say, until all have ended."""
     while True:
+        # Asked before the queue: what a worker has said before its end is still read.
         ended = all(process.exitcode is not None for process in processes)
         try:
             worker, what, value = messages.get(timeout=0.0 if ended else _BETWEEN)
@@ -112,12 +132,15 @@ def _listen(processes: list[SpawnProcess], messages: Any, told: Callable[[int, i
             if ended:
                 break
             continue
+        # An error of the user's text, or of the disk, is that of the command.
         if what == "error":
             raise value
+        # What a worker is at is shown on request; figures are added up.
         if what == "part":
             tally.workers[worker] = value
         else:
             told(*value)
+    # A worker that was killed (by the system, for memory) has left its part undone.
     for number, process in enumerate(processes):
         if process.exitcode:
             reason = f"was killed by signal {-process.exitcode}" if process.exitcode < 0 else "has failed"
@@ -130,28 +153,27 @@ def _work(work: _Work, parts: Any, messages: Any, number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Read when a tokenizer first takes a batch of texts.
     os.environ["RAYON_NUM_THREADS"] = str(work.threads)
-    from contexture.data.pretraining import text_parts
-    from contexture.data.pretraining.tokenize_corpus import job_of, tokenize_part
-
     text_parts.PIECE = work.piece
     counts, last = [0, 0, 0], time.monotonic()
 
     def told(*new: int) -> None:
         nonlocal last, counts
+        # Few messages: a part says thousands of times what it has read.
         counts = [one + more for one, more in zip(counts, new, strict=True)]
         if time.monotonic() - last > _BETWEEN:
             messages.put((number, "counts", tuple(counts)))
             counts, last = [0, 0, 0], time.monotonic()
 
+    # What another exception means, its traceback says: it is no fault of the text.
     try:
         tokenizer = load_tokenizer(work.tokenizer, work.config.lowercase, work.config.word_splitter)
-        job = job_of(work.config, tokenizer, work.stream, work.per_file)
+        job = work.open(work.config, tokenizer, work.stream, work.per_file)
         while (part := parts.get()) >= 0:
             messages.put((number, "part", part_name(part, work.count)))
-            tokenize_part(job, work.folder, part, work.count, told)
+            work.tokenize(job, work.folder, part, work.count, told)
         messages.put((number, "counts", tuple(counts)))
     except (DataError, OSError) as error:
         messages.put((number, "error", error))
-    # What was put is sent before the process ends.
+    # What was put into the queue is sent before the process ends.
     messages.close()
     messages.join_thread()

@@ -107,6 +107,7 @@ def read_index(folder: Path) -> ShardsIndex:
     """Returns the content of index.json. Raises: DataError where it is missing, of another format, or not as it was
     written."""
     file = folder / INDEX
+    # What can be wrong with a file that is no index, or no file, is one line each.
     try:
         index = json.loads(read_plain(file))
         format = index["format"]

@@ -60,6 +60,7 @@ class Job:
     def part_count(self) -> int:
         """Returns how many parts a preparation has where nobody says: few enough to be cheap, and small enough to do
         again."""
+        # Not by the machine: another one goes on with the same parts.
         pieces = _pieces(self.sources, self._documents)
         total = sum(piece.end - piece.start for piece in pieces)
         return max(min(len(pieces), max(_PARTS, -(-total // _PART))), 1)
@@ -71,12 +72,12 @@ class Job:
         spans: list[PartSpan] = []
         before = 0
         for piece in pieces:
-            # By the place of its first byte among all: a share holds none, one or many.
+            # By the place of its first byte among all, in whole numbers: a share holds none, one or many.
             mine = part * total <= before * count < (part + 1) * total
             before += piece.end - piece.start
             if not mine:
                 continue
-            # Pieces that follow each other are read at once.
+            # Pieces that follow each other are read at once: a part has one span of a source.
             if spans and spans[-1].source == piece.source:
                 spans[-1] = spans[-1]._replace(end=piece.end)
             else:
@@ -85,6 +86,7 @@ class Job:
 
     def open(self, span: "PartSpan") -> Source | None:
         """Returns the documents that begin in a span; None where none does."""
+        # One that cannot be cut is read whole by the part that has its beginning.
         source = self.sources[span.source]
         if not (isinstance(source, TextFile) and source.can_be_cut(self._documents)):
             return source
@@ -108,6 +110,7 @@ class PartSpan(NamedTuple):
 
 
 def _pieces(sources: Sequence[Source], documents: str) -> list[PartSpan]:
+    # An empty source has one piece too, of no bytes: it is named as one without text.
     pieces = []
     for number, source in enumerate(sources):
         size = source.size
@@ -125,10 +128,12 @@ class PieceDigests:
 
     def __init__(self, source: Source, span: PartSpan, first: int | None) -> None:
         """first: where its first document begins, None where there is none; both are for a source that is cut."""
+        # Of a source that is read whole, all bytes count, however many there turn out to be.
         cut = isinstance(source, TextFile) and (span.start > 0 or span.end < source.size)
         self._left = span.end - span.start if cut else None
         self._digests: list[str] = []
         self._digest, self._room = hashlib.sha256(), PIECE
+        # The bytes in front of the first document, which nobody else reads.
         if isinstance(source, TextFile) and cut and first != span.start:
             with open_plain(source.path) as file:
                 file.seek(span.start)
@@ -142,6 +147,7 @@ class PieceDigests:
         if self._left is not None:
             raw = raw[: self._left]
             self._left -= len(raw)
+        # Up to the end of the piece, then on with the next one.
         while raw:
             self._digest.update(raw[: self._room])
             raw, self._room = raw[self._room :], self._room - min(len(raw), self._room)
@@ -151,6 +157,7 @@ class PieceDigests:
 
     def pieces(self) -> list[str]:
         """Returns the digests, the last one of a piece that may be shorter."""
+        # A piece that has just ended has begun no other.
         return [*self._digests, *([self._digest.hexdigest()] if self._room < PIECE else [])]
 
 

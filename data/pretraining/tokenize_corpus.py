@@ -27,7 +27,7 @@ from contexture.data.binary_files import HashingWriter, Int64Writer, close_all, 
 from contexture.data.config import DataConfig, Stream
 from contexture.data.errors import DataError
 from contexture.data.pretraining.join_parts import FORMAT, PART, RUN, PartEntry, join, part_name, read_part
-from contexture.data.pretraining.part_workers import Tally, tokenize_in_workers
+from contexture.data.pretraining.part_workers import Tally, Tell, tokenize_in_workers
 from contexture.data.pretraining.shards import BLOCK_TOKENS, Shards
 from contexture.data.pretraining.shards_index import PER_FILE, UNKNOWN
 from contexture.data.pretraining.text_parts import Job, PartSpan, PieceDigests
@@ -79,6 +79,7 @@ def prepare(
     """
     # Before anything is read: tokenising may take hours, and the folder may be taken.
     check_free(Path(to))
+    # Sources are looked at once: parts are cut by their sizes.
     job = job_of(config, tokenizer, stream, per_file)
     to = Path(os.path.realpath(to))
     tally = tally or Tally(0)
@@ -90,16 +91,22 @@ def prepare(
         if progress:
             progress(tally.read, tally.total)
 
+    return _in_parts(job, to, workers, told, tally)
+
+
+def _in_parts(job: Job, to: Path, workers: int, told: Tell, tally: Tally) -> Shards:
+    """Makes all parts that are not done, and joins them."""
     # Named after the preparation: parts of another text or vocabulary are never taken for its own.
     parts = to.with_name(f".{to.name}.{fingerprint_of(job.facts())[:8]}.partial")
+    # By the text alone: as many as before a kill, with any number of workers.
     count = job.part_count()
     try:
         if min(workers, count) > 1:
-            tokenize_in_workers(job, parts, count, min(workers, count), told, tally)
+            tokenize_in_workers(job_of, tokenize_part, job, parts, count, min(workers, count), told, tally)
         else:
             for part in range(count):
                 tokenize_part(job, parts, part, count, told)
-        shards = join(parts, to, tokenizer)
+        shards = join(parts, to, job.tokenizer)
     except DataError:
         # The text must change, and these parts could not be used again.
         shutil.rmtree(parts, ignore_errors=True)
@@ -123,7 +130,7 @@ def job_of(config: DataConfig, tokenizer: Tokenizer, stream: Stream, per_file: i
     return Job(config, tokenizer, stream, per_file, train, dev)
 
 
-def tokenize_part(job: Job, folder: Path, part: int, count: int, told: Callable[[int, int, int], None]) -> None:
+def tokenize_part(job: Job, folder: Path, part: int, count: int, told: Tell) -> None:
     """Tokenises a part of a text into a folder of its own below `folder`, unless it is there already.
 
     Args:
@@ -131,8 +138,7 @@ def tokenize_part(job: Job, folder: Path, part: int, count: int, told: Callable[
         folder: where its parts lie.
         part: the number of the part, from 0.
         count: how many parts there are.
-        told: called with the bytes that were read, and the documents and tokens that were written, since the last call,
-            at least every half megabyte; an exception that it raises stops the work.
+        told: called at least every half megabyte.
 
     Raises:
         DataError: for text that cannot be read, and where another preparation's part is there.
@@ -145,6 +151,7 @@ def tokenize_part(job: Job, folder: Path, part: int, count: int, told: Callable[
         read = sum(span.end - span.start for span in job.spans(part, count))
         told(read, *(sum(entry[name] for entry in index["spans"]) for name in ("documents", "tokens")))
         return
+    # A part appears when it is whole: whoever sees it need not make it.
     with atomic_folder(place) as partial:
         writer = _PartWriter(partial, job)
         try:
@@ -172,8 +179,9 @@ class _PartWriter:
         self.unigrams = np.zeros(self.tokenizer.size, np.int64)
         self.spans: list[PartEntry] = []
 
-    def add(self, span: PartSpan, told: Callable[[int, int, int], None]) -> None:
+    def add(self, span: PartSpan, told: Tell) -> None:
         """Writes the documents that begin in a span. told: as in `tokenize_part`."""
+        # What the span adds is the difference to what there was.
         source, before = self.job.open(span), (self.tokens, self.sentences, self.documents)
         first = source.span[0] if isinstance(source, TextFile) else None
         digests = PieceDigests(self.job.sources[span.source], span, first)
@@ -190,6 +198,7 @@ class _PartWriter:
             told(0, now[0] - last[0], now[1] - last[1])
             last[:] = now
 
+        # In a part of a long document none may begin.
         whole = 0
         if source is not None:
             add = self._add_documents if self.job.stream == "windows" else self._add_sentences
@@ -331,6 +340,7 @@ class _PartWriter:
 
     def finish(self, part: int, count: int) -> None:
         """Writes the rest of the folder."""
+        # Numbers that are still in memory, before digests are taken.
         self.ends.flush()
         self.borders.flush()
         written = [self.ids, self.ends, self.borders, HashingWriter(self.folder / "unigrams.bin")]

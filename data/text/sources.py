@@ -163,6 +163,7 @@ class TextFile:
                     for mark in marks
                     if (place := held.find(mark, max(at - len(mark) - base, 0))) >= 0
                 ]
+                # The mark that ends first, of both kinds.
                 if ends:
                     return min(ends)
                 # The beginning of a mark is kept.

@@ -93,6 +93,7 @@ class UnknownTokens:
 
     def merge(self, facts: Mapping[str, Any]) -> None:
         """Adds what another one has counted of a further text."""
+        # Shares of all the text, and words of its first parts.
         self.tokens += facts["tokens"]
         self.unknown += facts["unknown"]
         self._texts = [*self._texts, *facts["texts"]][:_TEXTS]

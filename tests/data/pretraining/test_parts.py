@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from contexture.data.config import DataConfig, Stream
 from contexture.data.errors import DataError
-from contexture.data.pretraining import text_parts, tokenize_corpus
+from contexture.data.pretraining import part_workers, text_parts, tokenize_corpus
 from contexture.data.pretraining.join_parts import join
+from contexture.data.pretraining.part_workers import Tally
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import job_of, prepare, tokenize_part
 from contexture.data.text.sources import TextFile
@@ -26,6 +27,8 @@ from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece
 from tests.conftest import ROOT
+from tests.helpers.commands import done, json_of, run_command
+from tests.helpers.long import long
 from tests.helpers.slow_pairs import vocabulary
 
 STREAMS: list[Stream] = ["sentence_pairs", "windows", "lanes"]
@@ -203,7 +206,7 @@ _KILLED = """
 import sys, time
 from pathlib import Path
 from contexture.data.config import DataConfig
-from contexture.data.pretraining import text_parts, tokenize_corpus
+from contexture.data.pretraining import part_workers, text_parts, tokenize_corpus
 from tests.data.pretraining.test_parts import PIECES
 text_parts.PIECE = 50
 def slowly(done, total):
@@ -234,3 +237,94 @@ def test_a_killed_preparation_goes_on_with_the_parts_that_are_done(tmp_path, mon
     assert content(tmp_path / "shards") == content(tmp_path / "again")
     # Nothing else is left.
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.txt", "again", "shards"]
+
+
+@pytest.mark.parametrize("stream", ["sentence_pairs", *long("windows", "lanes")])
+def test_workers_make_the_shards_that_one_process_makes(tmp_path, stream):
+    (tmp_path / "a.txt").write_text("w5 w6.\nw7 w8 w9.\n\n" * 60)
+    config, tally = DataConfig(path=(str(tmp_path / "a.txt"),)), Tally(0)
+    told: list[tuple[int, int]] = []
+    prepare(config, tokenizer_of(stream), tmp_path / "one", stream=stream)
+    prepare(
+        config,
+        tokenizer_of(stream),
+        tmp_path / "two",
+        lambda *at: told.append(at),
+        stream=stream,
+        workers=2,
+        tally=tally,
+    )
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+    split = Shards.open(tmp_path / "two").splits["train"]
+    size = (tmp_path / "a.txt").stat().st_size
+    assert told[-1] == (size, size) and (tally.documents, tally.tokens) == (split.documents, split.tokens)
+
+
+def test_a_fault_that_a_worker_meets_is_one_line(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"w5 w6.\nw7.\n\n" * 30 + b"\xff\n\n")
+    with pytest.raises(DataError, match=r"a.txt:91: not UTF-8 \(byte 0xff at column 1\)"):
+        prepare(DataConfig(path=(str(tmp_path / "a.txt"),)), PIECES, tmp_path / "s", workers=2)
+    assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_worker_that_is_killed_is_named_and_its_part_is_made_again(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("w5 w6.\nw7 w8.\n\n" * 100)
+    config = DataConfig(path=(str(tmp_path / "a.txt"),))
+    started = part_workers._SPAWN.Process
+    processes: list[Any] = []
+
+    def start(**options: Any) -> Any:
+        processes.append(started(**options))
+        return processes[-1]
+
+    monkeypatch.setattr(part_workers._SPAWN, "Process", start)
+
+    def kill(done: int, total: int) -> None:
+        if done:
+            processes[1].kill()
+
+    with pytest.raises(OSError, match="worker 1 was killed by signal 9; the same command resumes from the parts that"):
+        prepare(config, PIECES, tmp_path / "s", kill, workers=2)
+    monkeypatch.setattr(part_workers._SPAWN, "Process", started)
+    prepare(config, PIECES, tmp_path / "s", workers=2)
+    prepare(config, PIECES, tmp_path / "one")
+    assert content(tmp_path / "s") == content(tmp_path / "one")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.txt", "one", "s"]
+
+
+def test_the_command_makes_parts_and_joins_them(tmp_path, text_folder, capsys):
+    tokenizer = tmp_path / "v"
+    done("tokenizer", "wordpiece", "--input", text_folder, "--vocab-size", 150, "--to", tokenizer)
+    words = ["prepare", "bert.tiny", "--input", text_folder, "--tokenizer", tokenizer]
+    whole = json_of(*words, "--to", tmp_path / "whole", "--workers", 2)
+    to = tmp_path / "shards"
+    for part in (2, 0, 0, 1):
+        assert json_of(*words, "--to", to, "--part", f"{part}/3")["part"] == f"{to}.parts/part-0000{part}-of-00003"
+    assert json_of("prepare", "bert.tiny", "--join", "--to", to) == {**whole, "shards": str(to)}
+    assert content(to) == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--part", "3/3"], "part=3/3 is not a part like 0/8 to 7/8"),
+        (["--part", "0/0"], "part=0/0 is not a part like"),
+        (["--part", "one"], "part=one is not a part like"),
+        (["--part", "0/3"], "part= wants one vocabulary for all parts; learn it first (contexture tokenizer …)"),
+        (["--part", "0/3", "--workers", "2", "--tokenizer", "v"], "workers= is for a whole preparation, not one part"),
+        (["--join"], "input= is for making parts; leave --join out"),
+        (["--workers", "0"], "workers=0 is not a positive number of processes"),
+        (["--per-worker"], "per-worker= is for several workers; give --workers 4"),
+    ],
+)  # fmt: skip
+def test_options_of_parts_that_do_not_fit_are_one_line(tmp_path, text_folder, capsys, words, line):
+    code, said = run_command(capsys, "prepare", "bert.tiny", "--input", text_folder, "--to", tmp_path / "s", *words)
+    assert code == 2 and line in said and len(said.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_join_without_parts_is_one_line(tmp_path, capsys):
+    code, said = run_command(capsys, "prepare", "bert.tiny", "--to", tmp_path / "s", "--join")
+    assert code == 2 and "s.parts: holds no parts of a preparation; make them with --part 0/N to N-1/N" in said
+    code, said = run_command(capsys, "prepare", "bert.tiny", "--to", tmp_path / "s")
+    assert code == 2 and "input names no text; give a file, several, or a folder" in said
