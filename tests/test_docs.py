@@ -32,7 +32,8 @@ OF_OTHERS = {
     *("--steps", "--rounds", "--lines", "--size", "--texts", "--dtype"),  # scripts in benchmarks/
     *("--target", "--gpus", "--rm", "--privileged", "--network"),  # docker
     *("--logdir", "--private"),  # tensorboard, hf
-    *("--gpus-per", "--gpus-per-task", "--ntasks-per", "--env"),  # slurm (cut before `-node=8`), sky
+    *("--gpus-per", "--gpus-per-task", "--ntasks-per", "--cpus-per"),  # slurm (cut before `-node=8`, `-task=1`)
+    "--env",  # sky
 }
 """Options of other programs that pages name."""
 
