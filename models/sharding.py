@@ -235,14 +235,31 @@ def sum_over_devices(x: jax.Array, dims: str) -> jax.Array:
     The first sum is over fsdp, where each device keeps only its part (a reduce-scatter); the second adds these parts
     over the copies of the model and the parts of a sequence. In one sum all devices would exchange the whole array.
     """
+    return sum_over_copies(sum_within_copies(x, dims), dims)
+
+
+def sum_within_copies(x: jax.Array, dims: str) -> jax.Array:
+    """Returns the first sum of `sum_over_devices`: a leading dim of copies, behind it each device's shard by dims."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or x.shape[0] == 1:
-        return constrain(x.sum(0), dims)
+        return constrain(x.sum(0), dims)[None]
     # Z is sharded by (context, data, fsdp) in this order: the leading dim splits into parts of a sequence and copies of
     # the model, and shards of each.
-    over = tuple(axis for axis in ("context", "data") if axis in mesh.shape)
-    copies = math.prod(mesh.shape[axis] for axis in over)
-    x = x.reshape(copies, x.shape[0] // copies, *x.shape[1:]).sum(1)
-    spec = partition_spec(dims, x.shape[1:], dict(mesh.shape))
-    # What crosses the copies is then each device's shard of the sum alone.
-    return constrain(jax.lax.with_sharding_constraint(x, PartitionSpec(over, *spec)).sum(0), dims)
+    copies = math.prod(mesh.shape[axis] for axis in _copy_axes())
+    return _constrain_copies(x.reshape(copies, x.shape[0] // copies, *x.shape[1:]).sum(1), dims)
+
+
+def sum_over_copies(x: jax.Array, dims: str) -> jax.Array:
+    """Returns the second sum of `sum_over_devices`, over the leading dim."""
+    # What crosses the copies is each device's shard of the sum alone.
+    return constrain((x if x.shape[0] == 1 else _constrain_copies(x, dims)).sum(0), dims)
+
+
+def _copy_axes() -> tuple[str, ...]:
+    mesh = jax.sharding.get_abstract_mesh()
+    return tuple(axis for axis in ("context", "data") if axis in mesh.shape)
+
+
+def _constrain_copies(x: jax.Array, dims: str) -> jax.Array:
+    spec = partition_spec(dims, x.shape[1:], dict(jax.sharding.get_abstract_mesh().shape))
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(_copy_axes(), *spec))

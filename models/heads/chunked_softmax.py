@@ -22,7 +22,8 @@ from contexture.models.sharding import (
     constrain,
     context_shards,
     device_memory,
-    sum_over_devices,
+    sum_over_copies,
+    sum_within_copies,
     tensor_devices,
     token_shards,
 )
@@ -64,12 +65,13 @@ class TokenLosses:
 def next_token_loss(
     x_BLD: jax.Array, table_VD: jax.Array, next_BL: jax.Array, weights_BL: jax.Array, bias_V: jax.Array | None = None
 ) -> TokenLosses:
-    """-log softmax(x · table + bias)[next], and its weighted sum; bias_V in float32.
+    """-log softmax(x · table + bias)[next], and its weighted sum; bias_V in float32. Products are in x's dtype.
 
     The gradient of the total is formed in the forward pass, chunk by chunk, while a chunk's logits exist anyway. The
     backward pass only scales it. Nothing of the size of the logits is kept between the two.
     """
-    return TokenLosses(*_loss(x_BLD, table_VD, bias_V, next_BL, weights_BL))
+    # In float32 the table's gradient is a plain sum over copies, which XLA joins with that of a tied table's lookup.
+    return TokenLosses(*_loss(x_BLD, table_VD.astype(jnp.float32), bias_V, next_BL, weights_BL))
 
 
 @jax.custom_vjp
@@ -87,8 +89,10 @@ def _loss_forward(
 
 def _loss_backward(gradients: Gradients, cotangents: Losses) -> tuple[jax.Array | None, ...]:
     # The total is a scalar, so the chain rule is one factor. loss_BL and hit_BL are for reports and have no gradient.
-    scaled = jax.tree.map(lambda x: (x.astype(jnp.float32) * cotangents[0]).astype(x.dtype), gradients)
-    return *scaled, None, None
+    dx_BLD, *dtables = jax.tree.map(lambda x: (x.astype(jnp.float32) * cotangents[0]).astype(x.dtype), gradients)
+    # The sum over the copies of the model comes last, where the gradient of a tied table's lookup is summed too: what
+    # crosses the copies is then their sum.
+    return dx_BLD, *jax.tree.map(lambda x: sum_over_copies(x, "VD"[: x.ndim - 1]), dtables), None, None
 
 
 _loss.defvjp(_loss_forward, _loss_backward)
@@ -107,7 +111,7 @@ def _chunked_loss(
     B, L, D = x_BLD.shape
     V, devices = table_VD.shape[0], token_shards(B, L)
     # All chunks read the table: it is gathered once, before them.
-    table_WD, bias_W = _padded_vocabulary(table_VD, bias_V)
+    table_WD, bias_W = _padded_vocabulary(table_VD.astype(x_BLD.dtype), bias_V)
     # With W ≥ V rows: the padded vocabulary.
     W = table_WD.shape[0]
     # The fewest chunks whose logits fit, then positions spread evenly over them.
@@ -139,12 +143,8 @@ def _chunked_loss(
     if dx_BLD is None:  # no gradient is asked for
         return losses, None
 
-    # The sum over devices comes last: one of the table's size a step, in float32, whatever the number of chunks.
-    def summed(x: jax.Array, dx: jax.Array) -> jax.Array:
-        dims = "VD"[: x.ndim]
-        return constrain(sum_over_devices(dx, dims)[:V].astype(x.dtype), dims)
-
-    dtable_VD, dbias_V = jax.tree.map(summed, (table_VD, bias_V), dtables)
+    # Summed over the devices that share a copy of the model; the rest of the sum is left for the backward pass.
+    dtable_VD, dbias_V = jax.tree.map(lambda dx: sum_within_copies(dx[:, :V], "VD"[: dx.ndim - 1]), dtables)
     return losses, (dx_BLD, dtable_VD, dbias_V)
 
 
@@ -256,6 +256,6 @@ class NextTokenHead(nn.Module):
     def __call__(
         self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
     ) -> TokenLosses:
-        table_VD = softmax_table(self, encoding).astype(self.dtype)
+        table_VD = softmax_table(self, encoding)
         # The logits of all L positions never exist at once: losses and gradient are formed in chunks.
         return next_token_loss(encoding.hidden_BLD, table_VD, batch["next"], batch["next_weights"])

@@ -157,6 +157,5 @@ class BiLmHead(nn.Module):
                 # Over so few words the best logit says nothing about accuracy: no hits are counted.
                 losses[name] = TokenLosses((loss_BL * weights_BL).sum(), loss_BL, jnp.zeros_like(loss_BL))
             else:
-                table_VJ = kernel_VJ.astype(x_BLJ.dtype)
-                losses[name] = next_token_loss(x_BLJ, table_VJ, next_BL, weights_BL, bias_V)
+                losses[name] = next_token_loss(x_BLJ, kernel_VJ, next_BL, weights_BL, bias_V)
         return losses

@@ -288,13 +288,13 @@ def test_a_step_is_planned_for_devices_that_are_not_here(name):
 @pytest.mark.parametrize("recipe", ["bert.large", "gpt.gpt2_355m"])
 def test_gradients_are_all_that_two_slices_send_each_other(recipe):
     """Each device sends its shard of the gradient, in at most the dtype of the parameters, and no activation. A table
-    that embeddings and softmax share has two gradients, which are sent apart. The width fills the tiles of a TPU."""
+    that embeddings and softmax share is sent once. The width fills the tiles of a TPU."""
     if not installed("libtpu"):
         pytest.skip("needs the compiler for v5e: pip install '.[plan-tpu]'")
     made = planned(recipe, "2*v5e:2x2", "--mesh.fsdp", "4", "--model.layers", "2", "--data.batch", "32")
     assert (made["mesh"], made["devices"]) == ({"data": 2, "fsdp": 4, "tensor": 1}, 8)
-    shards, table = made["bytes_per_device"]["parameters"], configs.recipe(recipe).model.vocab * 1024
-    assert shards / 2 < made["between_slices"]["bytes"] < (shards + table) * 1.005
+    shards = made["bytes_per_device"]["parameters"]
+    assert shards / 2 < made["between_slices"]["bytes"] < shards * 1.03
     # Twice as slow a network, twice the time.
     slower = planned(recipe, "2*v5e:2x2", "--mesh.fsdp", "4", "--model.layers", "2", "--data.batch", "32",
                      "--slice-gbps", "12.5")  # fmt: skip
