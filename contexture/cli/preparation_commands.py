@@ -13,6 +13,7 @@ from contexture.data.config import DataConfig
 from contexture.data.pretraining.join_parts import join, part_name
 from contexture.data.pretraining.part_workers import Tally
 from contexture.data.pretraining.shards import Shards
+from contexture.data.pretraining.text_parts import sampled
 from contexture.data.pretraining.tokenize_corpus import job_of, prepare, tokenize_part
 from contexture.data.storage import atomic_folder, check_free, left_partials
 from contexture.data.text.sources import expand
@@ -37,6 +38,8 @@ def tokenizer_command(argv: list[str]) -> Result:
     check_free(request.to, request.overwrite)
     with Signals(NOTHING_WRITTEN) as signals:
         files = expand(request.input, "input")
+        if request.sample_gb:
+            files = sampled(files, request.sample_gb * 1e9)
         marks = LostMarks() if request.kind == "wordpiece" and request.lowercase else None
         tokenizer = learn(
             request.kind,

@@ -1,5 +1,6 @@
 """The options of the commands that train, plan, learn a vocabulary or prepare text. Needs no jax."""
 
+import math
 import re
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
@@ -78,6 +79,8 @@ class TokenizerRequest:
     sentencepiece."""
     input: Annotated[tuple[str, ...], FILES]
     """The text to learn from: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
+    sample_gb: float = 0.0
+    """Learn from so many gigabytes of the text, pieces of 16 MiB at equal distances; 0: from all of it."""
     vocab_size: int = 30522
     """The most tokens that the vocabulary may have."""
     to: Annotated[str, DIR]
@@ -92,6 +95,8 @@ class TokenizerRequest:
 
     def __post_init__(self) -> None:
         check_place(self.to)
+        if not 0.0 <= self.sample_gb < math.inf:
+            raise ValueError(f"sample-gb={self.sample_gb} is not a number of gigabytes from 0 on")
         check_effect(self, ("word_splitter",), self.kind == "words", "words; give the kind words")
 
 

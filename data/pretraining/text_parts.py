@@ -119,6 +119,27 @@ def _pieces(sources: Sequence[Source], documents: str) -> list[PartSpan]:
     return pieces
 
 
+def sampled(sources: Sequence[Source], limit: float) -> list[Source]:
+    """Returns about so many bytes of the sources, in whole lines: pieces at equal distances, or all where they are
+    fewer. A source that cannot be cut is taken whole or not at all."""
+    pieces = _pieces(sources, "blank_lines")
+    total = sum(piece.end - piece.start for piece in pieces)
+    sample: list[Source] = []
+    seen = taken = 0
+    for piece in pieces:
+        source, size = sources[piece.source], piece.end - piece.start
+        # As soon as less was taken than the sample's share of what was passed, at least one piece.
+        if total <= limit or taken * total <= seen * limit:
+            taken += size
+            if isinstance(source, TextFile) and size < source.size:
+                first = source.document_border(piece.start, lines=True) if piece.start else 0
+                last = source.document_border(piece.end, lines=True) if piece.end < source.size else source.size
+                source = dataclasses.replace(source, span=(first, last))
+            sample.append(source)
+        seen += size
+    return sample
+
+
 class PieceDigests:
     """The sha256 (hex) of each piece of a span, of the bytes that are read of it.
 

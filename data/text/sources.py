@@ -145,12 +145,13 @@ class TextFile:
             return False
         return inner_suffix(self.path) == ".jsonl" or (not self._has_rows and documents == "blank_lines")
 
-    def document_border(self, at: int) -> int:
-        """Returns the first place in a file that can be cut, from a byte on, at which a document begins, or its end.
+    def document_border(self, at: int, lines: bool = False) -> int:
+        """Returns the first place in a file that can be cut, from a byte on, at which a document (or a line) begins, or
+        its end.
 
         Not every border counts, only those that bytes show alone: in a *.jsonl the end of a line, else an empty line.
         """
-        marks = (b"\n",) if self._has_rows else (b"\n\n", b"\n\r\n")
+        marks = (b"\n",) if self._has_rows or lines else (b"\n\n", b"\n\r\n")
         with open_plain(self.path) as file:
             # A mark may begin in front of the place.
             base = max(at - 3, 0)

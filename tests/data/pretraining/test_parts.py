@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from contexture.data.pretraining import part_workers, text_parts, tokenize_corpu
 from contexture.data.pretraining.join_parts import join
 from contexture.data.pretraining.part_workers import Tally
 from contexture.data.pretraining.shards import Shards
+from contexture.data.pretraining.text_parts import sampled
 from contexture.data.pretraining.tokenize_corpus import job_of, prepare, tokenize_part
-from contexture.data.text.sources import TextFile
+from contexture.data.text.sources import TextFile, expand
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece
@@ -200,6 +202,22 @@ def test_a_fault_in_a_later_part_names_its_line(tmp_path):
             failed += 1
             assert str(error).startswith(f"{tmp_path / 'a.txt'}:92: not UTF-8 (byte 0xff at column 1)")
     assert failed == 1 and len(list((tmp_path / "parts").iterdir())) == 4
+
+
+def test_a_sample_is_pieces_at_equal_distances(tmp_path):
+    """Of whole lines, each at most once, also without blank lines; a small text is its own sample."""
+    lines = [f"line {number}" for number in range(1000)]
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"whole\n"))
+    sources = expand([tmp_path / "a.txt", tmp_path / "b.txt.gz"])
+    sample = [line for source in sampled(sources, 1000) for _, line in source.documents() if line]
+    assert set(sample) <= {*lines, "whole"} and len(set(sample)) == len(sample)
+    assert 900 < len("\n".join(sample)) < 1200
+    numbers = [int(line.split()[1]) for line in sample if line != "whole"]
+    # Nowhere more than a tenth of the text away.
+    assert max(b - a for a, b in pairwise([0, *numbers, 999])) < 100
+    assert sampled(sources, 1e6) != sources  # in pieces, which are all of it
+    assert [line for source in sampled(sources, 1e6) for _, line in source.documents()] == [*lines, "whole"]
 
 
 _KILLED = """
