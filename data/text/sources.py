@@ -251,7 +251,12 @@ def present(path: str | Path, what: str = "data.path") -> list[Source]:
         files_of(path)  # says what is wrong with it
         return [TextFile(path)]
     # Sorted, so that the same folder is the same text on every machine.
-    inside = sorted(p for p in path.iterdir() if inner_suffix(p) in IN_FOLDERS and p.is_file())
+    # *.json holds no text as often as not; a compressed one (C4's *.json.gz) is data.
+    inside = sorted(
+        p
+        for p in path.iterdir()
+        if (inner_suffix(p) in IN_FOLDERS or (inner_suffix(p) == ".json" and is_compressed(p))) and p.is_file()
+    )
     # Shards without their index, or together with other paths: `prepared_at` takes a single folder.
     if not inside and (path / "sentences.bin").is_file():
         raise DataError(

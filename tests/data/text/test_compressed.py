@@ -245,6 +245,15 @@ def test_a_folder_is_checked_file_by_file(tmp_path: Path):
         expand(tmp_path)
 
 
+def test_a_folder_stands_for_the_files_of_c4_and_the_pile(tmp_path: Path):
+    rows = b'{"text": "one", "url": "u"}\n{"text": "two", "timestamp": "t"}\n'
+    (tmp_path / "c4-train.00000-of-00002.json.gz").write_bytes(gzip.compress(rows))
+    (tmp_path / "c4-train.00001-of-00002.json.gz").write_bytes(gzip.compress(rows.replace(b"one", b"three")))
+    (tmp_path / "dataset_info.json").write_text("{}")
+    sources = expand(tmp_path)
+    assert [line for source in sources for _, line in source.documents() if line] == ["one", "two", "three", "two"]
+
+
 def test_a_file_and_its_compressed_copy_are_the_same_text_twice(tmp_path: Path):
     (tmp_path / "a.txt").write_text(TEXT)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(RAW))
