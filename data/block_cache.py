@@ -199,11 +199,14 @@ class BlockCache:
                 continue
             full = len(self._places) >= self._capacity
             place = self._places.popitem(last=False)[1] if full else len(self._places)
+            # A disk may take a part of a block before it is full: such a block is not kept.
             try:
-                os.pwrite(self._number, value, place * BLOCK)
+                written = os.pwrite(self._number, value, place * BLOCK)
             except OSError as error:
-                if error.errno != errno.ENOSPC:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                     raise
+                written = 0
+            if written < len(value):
                 # What is kept so far stays; all else is fetched each time that it is read.
                 self._capacity = len(self._places)
                 logger.warning(

@@ -10,7 +10,8 @@ from contexture.cli.parse import parse
 from contexture.cli.settings_file import read_settings, with_settings
 from contexture.configs import recipe
 from contexture.data.config import DataConfig
-from contexture.data.pretraining.join_parts import join, part_name
+from contexture.data.mirror import address_of
+from contexture.data.pretraining.join_parts import join, part_name, parts_name
 from contexture.data.pretraining.part_workers import Tally
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.text_parts import sampled
@@ -68,9 +69,11 @@ def prepare_command(argv: list[str]) -> Result:
         raise ConfigError(str(error)) from None
     check_free(request.to)
     parts = Path(f"{request.to}.parts")
-    with Signals(NOTHING_WRITTEN if request.part else PARTS_KEPT) as signals:
+    # Parts of a whole preparation lie on this machine's disk: of shards in a bucket nothing would be left.
+    kept = not request.part and not request.join and address_of(request.to) is None
+    with Signals(PARTS_KEPT if kept else NOTHING_WRITTEN) as signals:
         if request.join:
-            return _of_shards(request.to, join(parts, Path(request.to)))
+            return _of_shards(request.to, join(parts, Path(request.to), stream=run.stream or "", check=signals.check))
         tokenizer = _preparing_tokenizer(request, run, data, signals)
         if request.part:
             return _prepare_part(request, run, data, tokenizer, parts, signals)
@@ -84,7 +87,8 @@ def prepare_command(argv: list[str]) -> Result:
         shards = prepare(
             data, tokenizer, Path(request.to), progress, stream=run.stream, workers=request.workers, tally=tally
         )
-    for left in left_partials(Path(request.to)):
+    to = Path(request.to)
+    for left in [*left_partials(to), *to.parent.glob(parts_name(to.name, "*"))]:
         logger.warning(f"{left} is what a preparation that was killed has left; delete it unless one is at work there")
     return _of_shards(request.to, shards)
 
@@ -145,12 +149,13 @@ class _Progress:
         # Over the last seconds: parts of an earlier start are passed over at once.
         if now - then < _BETWEEN:
             return
-        left = (tally.total - tally.read) * (now - then) / max(tally.read - read, 1)
+        ahead = (tally.total - tally.read) * (now - then) / max(tally.read - read, 1)
+        left = f", {duration(ahead)} left" if tally.read > read else ""
         logger.info(
             f"{tally.read / 1e6:,.0f} of {tally.total / 1e6:,.0f} MB ({tally.read / max(tally.total, 1):.0%}): "
             f"{tally.documents:,} documents, {tally.tokens:,} tokens, {(tally.tokens - tokens) / (now - then):,.0f} "
-            f"tokens/s, {duration(left)} left"
+            f"tokens/s{left}"
         )
-        if self._per_worker:
+        if self._per_worker and tally.workers:
             logger.info(", ".join(f"worker {number}: {at}" for number, at in sorted(tally.workers.items())))
         self._last = now, tally.read, tally.tokens

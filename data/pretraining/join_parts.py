@@ -5,7 +5,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypedDict
@@ -50,11 +50,15 @@ _JOB = {
     "dev_fraction": float,
     "per_file": int,
     "piece": int,
-    "sources": [{"name": str, "size": int, "split": str}],
+    "sources": [{"name": str, "size": int, "split": str, "ends": str}],
 }
 _ENTRY = {"source": int, "tokens": int, "sentences": int, "documents": int, "whole": int, "pieces": [str]}
 _INDEX = {"job": _JOB, "part": int, "of": int, "dtype": str, "spans": [_ENTRY], "unknown": dict, "files": dict}
 """The type of everything in part.json."""
+
+
+class PartError(DataError):
+    """A part that is missing, damaged or of another preparation: the text itself is no fault."""
 
 
 class PartEntry(TypedDict):
@@ -83,6 +87,11 @@ class PartIndex(TypedDict):
     files: dict[str, FileEntry]
 
 
+def parts_name(name: str, job: str) -> str:
+    """Returns the name of the folder of parts next to shards of a name; job: what tells preparations apart."""
+    return f".{name}.parts-{job}"
+
+
 def part_name(part: int, count: int) -> str:
     """Returns the name of a part's folder."""
     return f"part-{part:05d}-of-{count:05d}"
@@ -96,14 +105,14 @@ def read_part(folder: Path, job: Mapping[str, object] | None = None) -> PartInde
         index = json.loads(read_plain(file))
         known = index["format"] == FORMAT and index["fingerprint"] == fingerprint_of(index)
     except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror}); {again}") from None
+        raise PartError(f"{file}: cannot be read ({error.strerror}); {again}") from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise DataError(f"{file}: not the description of a part; {again}") from None
+        raise PartError(f"{file}: not the description of a part; {again}") from None
     # The fingerprint covers all of it: a part that was half copied, or changed by hand, is seen here.
     if not known or misfit(index, _INDEX) or index["dtype"] not in ("<u2", "<u4"):
-        raise DataError(f"{file}: damaged, its content does not match its fingerprint; {again}")
+        raise PartError(f"{file}: damaged, its content does not match its fingerprint; {again}")
     if job is not None and index["job"] != job:
-        raise DataError(f"{folder}: a part of another preparation ({_difference(index['job'], job)}); {again}")
+        raise PartError(f"{folder}: a part of another preparation ({_difference(index['job'], job)}); {again}")
     return index
 
 
@@ -113,9 +122,9 @@ def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     # Of sources, the first that only one of them has.
     if name != "sources":
         return f"{name.replace('_', ' ')} {one.get(name)}, not {other.get(name)}"
-    ours, theirs = ([f"{each['name']} of {each['size']:,} bytes" for each in job["sources"]] for job in (one, other))
-    odd = next((each for each in [*ours, *theirs] if each not in ours or each not in theirs), "their order")
-    return f"other sources: {odd}"
+    ours, theirs = one["sources"], other["sources"]
+    odd = next((each for each in [*ours, *theirs] if each not in ours or each not in theirs), None)
+    return f"other sources: {odd['name']} of {odd['size']:,} bytes" if odd else "its sources in another order"
 
 
 def _parts_in(folder: Path) -> list[tuple[Path, PartIndex]]:
@@ -123,33 +132,41 @@ def _parts_in(folder: Path) -> list[tuple[Path, PartIndex]]:
     mirror.fetched(folder)
     names = sorted(each.name for each in folder.iterdir() if _NAME.fullmatch(each.name)) if folder.is_dir() else []
     if not names:
-        raise DataError(f"{folder}: holds no parts of a preparation; make them with --part 0/N to N-1/N")
+        raise PartError(f"{folder}: holds no parts of a preparation; make them with --part 0/N to N-1/N")
     # One number of parts: those of another would have some of the text twice.
     counts = sorted({int(name.split("-")[-1]) for name in names})
     if len(counts) > 1:
-        raise DataError(f"{folder}: holds parts of {counts[0]} and of {counts[1]}; delete those of one")
+        raise PartError(f"{folder}: holds parts of {counts[0]} and of {counts[1]}; delete those of one")
     count = counts[0]
     missing = [number for number in range(count) if part_name(number, count) not in names]
     if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
         mend = f"make it with --part {missing[0]}/{count}"
-        raise DataError(f"{folder}: part {missing[0]} of {count}{more} is missing; {mend}")
+        raise PartError(f"{folder}: part {missing[0]} of {count}{more} missing; {mend}")
     # All parts must be of one preparation, which the first one names.
     first = read_part(folder / names[0])
     parts = [(folder / name, read_part(folder / name, first["job"])) for name in names]
     for place, index in parts:
         if part_name(index["part"], index["of"]) != place.name:
-            raise DataError(f"{place}: holds part {index['part']} of {index['of']}; give it its name, or make it again")
+            raise PartError(f"{place}: holds part {index['part']} of {index['of']}; give it its name, or make it again")
     return parts
 
 
-def join(folder: Path, to: Path, tokenizer: Tokenizer | None = None) -> Shards:
+def join(
+    folder: Path,
+    to: Path,
+    tokenizer: Tokenizer | None = None,
+    stream: str = "",
+    check: Callable[[], object] = lambda: None,
+) -> Shards:
     """Joins the parts in a folder into shards at `to`, which appear when they are whole, and opens them.
 
     Args:
         folder: holds the parts.
         to: the folder of the shards.
         tokenizer: the one that made the parts; None: read from the first of them.
+        stream: the stream that the parts must be for; "": any.
+        check: called between two pieces of the work, which it may stop by an exception.
 
     Raises:
         DataError: for a part that is missing, damaged or of another preparation, for a source without text, nothing to
@@ -157,12 +174,18 @@ def join(folder: Path, to: Path, tokenizer: Tokenizer | None = None) -> Shards:
     """
     parts = _parts_in(folder)
     job, dtype = parts[0][1]["job"], np.dtype(parts[0][1]["dtype"])
-    tokenizer = tokenizer or load_tokenizer(parts[0][0] / "tokenizer")
-    if tokenizer.fingerprint != job["tokenizer"]:
-        raise DataError(f"{parts[0][0] / 'tokenizer'}: not the tokenizer that made the part; make the part again")
+    if stream not in ("", job["stream"]):
+        raise PartError(f"{folder}: parts for the stream {job['stream']}, and this recipe reads {stream}; give another")
+    try:
+        tokenizer = tokenizer or load_tokenizer(parts[0][0] / "tokenizer")
+        known = tokenizer.fingerprint == job["tokenizer"]
+    except DataError:
+        known = False
+    if tokenizer is None or not known:
+        raise PartError(f"{parts[0][0] / 'tokenizer'}: not the tokenizer that made the part; make the part again")
     # Whole or not at all, as all that is written: parts are untouched, whatever happens.
     with atomic_folder(to) as partial:
-        writer = _Writer(partial, job, tokenizer, dtype)
+        writer = _Writer(partial, job, tokenizer, dtype, check)
         try:
             # One after the other, in the order of the text.
             for place, index in parts:
@@ -181,7 +204,10 @@ class _Reader:
 
     def __init__(self, folder: Path, index: PartIndex, name: str) -> None:
         self._path, self._sha256 = folder / name, index["files"][name]["sha256"]
-        self._file, self._digest = open_plain(self._path), hashlib.sha256()
+        try:
+            self._file, self._digest = open_plain(self._path), hashlib.sha256()
+        except OSError:
+            raise self._damaged() from None
 
     def read(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Returns the next numbers, at most so many."""
@@ -204,14 +230,22 @@ class _Reader:
     def close(self) -> None:
         self._file.close()
 
-    def _damaged(self) -> DataError:
-        return DataError(f"{self._path}: damaged, not what was written; delete {self._path.parent}, and make it again")
+    def _damaged(self) -> PartError:
+        return PartError(f"{self._path}: damaged, not what was written; delete {self._path.parent}, and make it again")
 
 
 class _Writer:
     """A folder of shards while parts are added to it, and what its index will say."""
 
-    def __init__(self, folder: Path, job: Mapping[str, Any], tokenizer: Tokenizer, dtype: np.dtype[np.integer]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        job: Mapping[str, Any],
+        tokenizer: Tokenizer,
+        dtype: np.dtype[np.integer],
+        check: Callable[[], object],
+    ) -> None:
+        self.check = check
         self.folder, self.tokenizer, self.job, self.dtype = folder, tokenizer, job, dtype
         self.numbering = CorpusVocabulary(word_tokenizer(tokenizer)) if job["stream"] == "lanes" else None
         self.sentences = self.tokens = 0
@@ -232,9 +266,10 @@ class _Writer:
     def add(self, folder: Path, index: PartIndex) -> None:
         """Adds a part. Raises: DataError where a file of it is not as it was written."""
         with ExitStack() as stack:
-            files = {name: _Reader(folder, index, name) for name in index["files"]}
-            for file in files.values():
-                stack.callback(file.close)
+            files: dict[str, _Reader] = {}
+            for name in index["files"]:
+                files[name] = _Reader(folder, index, name)
+                stack.callback(files[name].close)
             numbers = self._numbers(files[UNKNOWN].rest()) if UNKNOWN in files else None
             before = self.sentences, self.tokens
             # A source ends where the next one begins, in this part or in a later one.
@@ -259,6 +294,7 @@ class _Writer:
         # In turns, since a part may be larger than memory.
         V = self.tokenizer.size
         for count in _in_turns(entry["tokens"]):
+            self.check()
             ids = files["tokens.bin"].read(count, self.dtype)
             if self.numbering is not None and numbers is not None:
                 # Words that the vocabulary lacks were numbered from V on in each part.

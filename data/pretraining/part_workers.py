@@ -5,6 +5,7 @@ import os
 import queue
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from contexture.data.errors import DataError
 from contexture.data.pretraining import text_parts
 from contexture.data.pretraining.join_parts import part_name
 from contexture.data.pretraining.text_parts import Job
+from contexture.data.storage import atomic_folder
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import load_tokenizer
 
@@ -96,7 +98,8 @@ def tokenize_in_workers(
     # Workers read the vocabulary as a run would: from its folder.
     vocabulary = folder / "tokenizer"
     if not vocabulary.is_dir():
-        job.tokenizer.save(vocabulary)
+        with atomic_folder(vocabulary) as partial:
+            job.tokenizer.save(partial)
     threads = max((os.cpu_count() or 1) // workers, 1)
     piece = text_parts.PIECE
     work = _Work(open, tokenize, job.config, vocabulary, job.stream, job.per_file, piece, folder, count, threads)
@@ -123,6 +126,11 @@ def tokenize_in_workers(
 def _listen(processes: list[SpawnProcess], messages: Any, told: Tell, tally: Tally) -> None:
     """Passes on what workers say, until all have ended."""
     while True:
+        # A worker that was killed (by the system, for memory) has left its part undone.
+        for number, process in enumerate(processes):
+            if process.exitcode:
+                reason = f"was killed by signal {-process.exitcode}" if process.exitcode < 0 else "has failed"
+                raise OSError(f"worker {number} {reason}; the same command resumes from the parts that are done")
         # Asked before the queue: what a worker has said before its end is still read.
         ended = all(process.exitcode is not None for process in processes)
         try:
@@ -140,15 +148,19 @@ def _listen(processes: list[SpawnProcess], messages: Any, told: Tell, tally: Tal
             tally.workers[worker] = value
         else:
             told(*value)
-    # A worker that was killed (by the system, for memory) has left its part undone.
-    for number, process in enumerate(processes):
-        if process.exitcode:
-            reason = f"was killed by signal {-process.exitcode}" if process.exitcode < 0 else "has failed"
-            raise OSError(f"worker {number} {reason}; the same command resumes from the parts that are done")
+
+
+def _end_with_parent() -> None:
+    """Ends this worker when the process that started it is gone, however that ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(work: _Work, parts: Any, messages: Any, number: int) -> None:
     """A worker: tokenises parts until there are no more."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     # Ctrl-C goes to all processes of a terminal: the one that was started ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Read when a tokenizer first takes a batch of texts.

@@ -7,8 +7,9 @@ in whose pieces it begins, so parts that are joined in their order are the text,
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from contexture.data.config import DataConfig, Stream
@@ -18,6 +19,8 @@ from contexture.data.tokenizers.base import Tokenizer
 
 PIECE = 1 << 24
 """Bytes of a piece. The digest of a source is made of those of its pieces, which parts compute apart."""
+_END = 1 << 16
+"""Bytes at either end of a source by which another text of the same name and size is told apart."""
 _PARTS, _PART = 64, 1 << 28
 """How many parts a preparation has on one machine (as far as there are pieces), and their bytes where these are more:
 so much of the work is lost by a kill at most."""
@@ -39,10 +42,11 @@ class Job:
         """Returns the sources in the order of the shards: those to train on, then those held out."""
         return [*self.train, *self.dev]
 
+    @cached_property
     def facts(self) -> dict[str, object]:
-        """Returns everything that the shards depend on, as JSON."""
+        """Everything that the shards depend on, as JSON; of a source a digest of its ends, since it may be large."""
         sources = [
-            {"name": source.name, "size": source.size, "split": split}
+            {"name": source.name, "size": source.size, "split": split, "ends": _digest_of_ends(source)}
             for split, each in (("train", self.train), ("dev", self.dev))
             for source in each
         ]
@@ -101,6 +105,17 @@ class Job:
         return self.config.documents if self.stream == "windows" else "blank_lines"
 
 
+def _digest_of_ends(source: Source) -> str:
+    """Returns the sha256 of a file's first and last bytes; "" for another source."""
+    if not isinstance(source, TextFile) or source.path.is_dir():
+        return ""
+    # All of it is read by the parts, and its digest is in the shards.
+    with open_plain(source.path) as file:
+        head = file.read(_END)
+        file.seek(max(source.size - _END, 0))
+        return hashlib.sha256(head + file.read(_END)).hexdigest()
+
+
 class PartSpan(NamedTuple):
     """Bytes start … end-1 of a source, by its number; of one that cannot be cut, all."""
 
@@ -122,7 +137,7 @@ def _pieces(sources: Sequence[Source], documents: str) -> list[PartSpan]:
 def sampled(sources: Sequence[Source], limit: float) -> list[Source]:
     """Returns about so many bytes of the sources, in whole lines: pieces at equal distances, or all where they are
     fewer. A source that cannot be cut is taken whole or not at all."""
-    pieces = _pieces(sources, "blank_lines")
+    pieces = _pieces(sources, "lines")
     total = sum(piece.end - piece.start for piece in pieces)
     sample: list[Source] = []
     seen = taken = 0
@@ -185,7 +200,3 @@ class PieceDigests:
 def source_digest(pieces: Sequence[str]) -> str:
     """Returns the digest of a source: of its bytes, or where it has several pieces, of their digests."""
     return pieces[0] if len(pieces) == 1 else hashlib.sha256("".join(pieces).encode()).hexdigest()
-
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes read and the bytes in all; an exception that it raises stops the work."""

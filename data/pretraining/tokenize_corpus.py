@@ -13,6 +13,7 @@ A part is a folder:
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -26,7 +27,17 @@ from contexture.data import mirror
 from contexture.data.binary_files import HashingWriter, Int64Writer, close_all, fingerprint_of
 from contexture.data.config import DataConfig, Stream
 from contexture.data.errors import DataError
-from contexture.data.pretraining.join_parts import FORMAT, PART, RUN, PartEntry, join, part_name, read_part
+from contexture.data.pretraining.join_parts import (
+    FORMAT,
+    PART,
+    RUN,
+    PartEntry,
+    PartError,
+    join,
+    part_name,
+    parts_name,
+    read_part,
+)
 from contexture.data.pretraining.part_workers import Tally, Tell, tokenize_in_workers
 from contexture.data.pretraining.shards import BLOCK_TOKENS, Shards
 from contexture.data.pretraining.shards_index import PER_FILE, UNKNOWN
@@ -97,27 +108,48 @@ def prepare(
 def _in_parts(job: Job, to: Path, workers: int, told: Tell, tally: Tally) -> Shards:
     """Makes all parts that are not done, and joins them."""
     # Named after the preparation: parts of another text or vocabulary are never taken for its own.
-    parts = to.with_name(f".{to.name}.{fingerprint_of(job.facts())[:8]}.partial")
+    parts = to.with_name(parts_name(to.name, fingerprint_of(job.facts)[:8]))
     # By the text alone: as many as before a kill, with any number of workers.
     count = job.part_count()
-    try:
-        if min(workers, count) > 1:
-            tokenize_in_workers(job_of, tokenize_part, job, parts, count, min(workers, count), told, tally)
-        else:
-            for part in range(count):
-                tokenize_part(job, parts, part, count, told)
-        shards = join(parts, to, job.tokenizer)
-    except DataError:
-        # The text must change, and these parts could not be used again.
+    with _alone(parts):
+        try:
+            if min(workers, count) > 1:
+                tokenize_in_workers(job_of, tokenize_part, job, parts, count, min(workers, count), told, tally)
+            else:
+                for part in range(count):
+                    tokenize_part(job, parts, part, count, told)
+            shards = join(parts, to, job.tokenizer, check=lambda: told(0, 0, 0))
+        except PartError:
+            raise
+        except DataError:
+            # The text must change, and these parts could not be used again.
+            shutil.rmtree(parts, ignore_errors=True)
+            raise
+        except BaseException:
+            # Only where no part is done.
+            with contextlib.suppress(OSError):
+                parts.rmdir()
+            raise
         shutil.rmtree(parts, ignore_errors=True)
-        raise
-    except BaseException:
-        # Only where no part is done.
-        with contextlib.suppress(OSError):
-            parts.rmdir()
-        raise
-    shutil.rmtree(parts, ignore_errors=True)
     return shards
+
+
+@contextlib.contextmanager
+def _alone(parts: Path) -> Iterator[None]:
+    """Holds a folder of parts for this process. Raises: DataError where another one is at work there."""
+    parts.mkdir(parents=True, exist_ok=True)
+    number = os.open(parts, os.O_RDONLY)
+    try:
+        try:
+            # The lock ends with its process, however it ends.
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(f"{parts}: another process makes the same shards now; wait for it") from None
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(number)
 
 
 def job_of(config: DataConfig, tokenizer: Tokenizer, stream: Stream, per_file: int = PER_FILE) -> Job:
@@ -147,20 +179,26 @@ def tokenize_part(job: Job, folder: Path, part: int, count: int, told: Tell) -> 
     mirror.fetched(place)
     if place.is_dir():
         # Its text counts as read.
-        index = read_part(place, job.facts())
+        index = read_part(place, job.facts)
         read = sum(span.end - span.start for span in job.spans(part, count))
         told(read, *(sum(entry[name] for entry in index["spans"]) for name in ("documents", "tokens")))
         return
     # A part appears when it is whole: whoever sees it need not make it.
-    with atomic_folder(place) as partial:
-        writer = _PartWriter(partial, job)
-        try:
-            for span in job.spans(part, count):
-                writer.add(span, told)
-            writer.finish(part, count)
-        except BaseException:
-            writer.close()
+    try:
+        with atomic_folder(place) as partial:
+            writer = _PartWriter(partial, job)
+            try:
+                for span in job.spans(part, count):
+                    writer.add(span, told)
+                writer.finish(part, count)
+            except BaseException:
+                writer.close()
+                raise
+    except DataError:
+        # Made by somebody else meanwhile: then it is the same.
+        if not (place / PART).is_file():
             raise
+        read_part(place, job.facts)
 
 
 class _PartWriter:
@@ -208,6 +246,8 @@ class _PartWriter:
                 # Its line is counted from where the part begins: read from the beginning, the file names it.
                 self._name_line(source)
                 raise
+        # What the end of the source has added.
+        seen()
         counts = (now - then for now, then in zip((self.tokens, self.sentences, self.documents), before, strict=True))
         tokens, sentences, documents = counts
         # Of a source in several parts, the join knows.
@@ -353,7 +393,7 @@ class _PartWriter:
         self.tokenizer.save(self.folder / "tokenizer")
         index: dict[str, object] = {
             "format": FORMAT,
-            "job": self.job.facts(),
+            "job": self.job.facts,
             "part": part,
             "of": count,
             "dtype": self.dtype.str,

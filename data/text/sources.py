@@ -8,6 +8,7 @@ lines are its paragraphs. `data.text.tfds` describes TFDS sets. Any file but a b
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -52,6 +53,8 @@ CHUNK = 1 << 16
 """Characters of a document after which `chunks` gives what it has, at the end of a line."""
 _BATCH = 1 << 19
 """Characters that are given to a tokenizer at once."""
+_BORDERLESS = 1 << 26
+"""Bytes at a file's beginning that hold an empty line, if the file has documents."""
 _PART, _LONGEST_PART = 1 << 14, 1 << 20
 """Characters that are encoded alone, and after which text without a safe place is cut anywhere."""
 
@@ -140,14 +143,19 @@ class TextFile:
                 in_document = False
 
     def can_be_cut(self, documents: str) -> bool:
-        """Returns whether documents follow each other in the file's bytes. documents: as in `chunks`."""
+        """Returns whether documents follow each other in the file's bytes. documents: as in `chunks`, or "lines", each
+        of them one."""
         if is_compressed(self.path) or self.path.is_dir():
             return False
-        return inner_suffix(self.path) == ".jsonl" or (not self._has_rows and documents == "blank_lines")
+        # A row of a table of JSON is a document, and a line.
+        if inner_suffix(self.path) == ".jsonl" or self._has_rows or documents != "blank_lines":
+            return inner_suffix(self.path) == ".jsonl" or (not self._has_rows and documents == "lines")
+        # A file of lines alone is one document: its borders would be looked for in all of it, each time.
+        return self.document_border(1, most=_BORDERLESS) < min(self.size, _BORDERLESS)
 
-    def document_border(self, at: int, lines: bool = False) -> int:
+    def document_border(self, at: int, lines: bool = False, most: int = sys.maxsize) -> int:
         """Returns the first place in a file that can be cut, from a byte on, at which a document (or a line) begins, or
-        its end.
+        its end, or a place behind `most`.
 
         Not every border counts, only those that bytes show alone: in a *.jsonl the end of a line, else an empty line.
         """
@@ -157,7 +165,7 @@ class TextFile:
             base = max(at - 3, 0)
             file.seek(base)
             held = b""
-            while piece := file.read(CHUNK):
+            while base < most and (piece := file.read(CHUNK)):
                 held += piece
                 ends = [
                     base + place + len(mark)

@@ -135,12 +135,18 @@ def test_an_object_that_is_gone_is_one_line(at, files, tmp_path):
         cache.read([Piece("c", 1, 0)])
 
 
-def test_a_full_disk_makes_a_smaller_cache(at, files, tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize("taken", [0, 1, SMALL - 1, "error"])
+def test_a_full_disk_makes_a_smaller_cache(at, files, tmp_path, monkeypatch, caplog, taken):
+    """Also one that takes the beginning of a block, and says nothing but how much it took."""
     cache = opened(at, files, tmp_path, 1000)
     cache.read([Piece("c", 2 * SMALL, 0)])
 
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    write = os.pwrite
+
+    def full(number: int, value: bytes, at: int) -> int:
+        if taken == "error":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(number, value[: int(taken)], at)
 
     monkeypatch.setattr(block_cache.os, "pwrite", full)
     for _ in range(2):

@@ -154,7 +154,7 @@ def test_a_part_that_is_missing_is_named(parts):
     shutil.rmtree(parts / "part-00001-of-00003")
     refused(parts, r"parts: part 1 of 3 is missing; make it with --part 1/3$")
     shutil.rmtree(parts / "part-00002-of-00003")
-    refused(parts, r"parts: part 1 of 3 and 1 more is missing; make it with --part 1/3$")
+    refused(parts, r"parts: part 1 of 3 and 1 more are missing; make it with --part 1/3$")
     refused(parts.parent / "nowhere", "nowhere: holds no parts of a preparation; make them with --part 0/N to N-1/N")
 
 
@@ -238,7 +238,7 @@ def test_a_killed_preparation_goes_on_with_the_parts_that_are_done(tmp_path, mon
     words = [sys.executable, "-c", _KILLED, str(tmp_path / "a.txt"), str(tmp_path / "shards")]
     process = subprocess.Popen(words, cwd=ROOT)
     deadline = time.monotonic() + 60
-    while len(done := list(tmp_path.glob(".shards.*.partial/part-*"))) < 5 and time.monotonic() < deadline:
+    while len(done := list(tmp_path.glob(".shards.parts-*/part-*"))) < 5 and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -346,3 +346,115 @@ def test_a_join_without_parts_is_one_line(tmp_path, capsys):
     assert code == 2 and "s.parts: holds no parts of a preparation; make them with --part 0/N to N-1/N" in said
     code, said = run_command(capsys, "prepare", "bert.tiny", "--to", tmp_path / "s")
     assert code == 2 and "input names no text; give a file, several, or a folder" in said
+
+
+def _started(tmp_path: Path, **options: Any) -> subprocess.Popen[str]:
+    """A slow preparation by two workers, in a process of its own."""
+    program = _KILLED.replace("slowly)", "slowly, workers=2)")
+    words = [sys.executable, "-c", program, str(tmp_path / "a.txt"), str(tmp_path / "shards")]
+    return subprocess.Popen(words, cwd=ROOT, text=True, **options)
+
+
+def _wait_for_parts(tmp_path: Path, count: int) -> Path:
+    deadline = time.monotonic() + 60
+    while len(done := list(tmp_path.glob(".shards.parts-*/part-*"))) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(done) >= count
+    return done[0].parent
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path):
+    """However it ended; what they have done is used by the next one."""
+    (tmp_path / "a.txt").write_text("w5 w6.\nw7 w8.\n\n" * 2000)
+    config = DataConfig(path=(str(tmp_path / "a.txt"),))
+    process = _started(tmp_path)
+    _wait_for_parts(tmp_path, 2)
+    children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True)
+    assert len(workers := children.stdout.split()) >= 2
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{worker}").exists() for worker in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
+    prepare(config, PIECES, tmp_path / "shards", workers=2)
+    prepare(config, PIECES, tmp_path / "one")
+    assert content(tmp_path / "shards") == content(tmp_path / "one")
+
+
+def test_a_second_preparation_at_one_place_is_refused_and_harms_nothing(tmp_path):
+    (tmp_path / "a.txt").write_text("w5 w6.\nw7 w8.\n\n" * 2000)
+    config = DataConfig(path=(str(tmp_path / "a.txt"),))
+    process = _started(tmp_path)
+    _wait_for_parts(tmp_path, 1)
+    with pytest.raises(DataError, match="another process makes the same shards now; wait for it"):
+        prepare(config, PIECES, tmp_path / "shards")
+    assert process.wait(60) == 0
+    prepare(config, PIECES, tmp_path / "one")
+    assert content(tmp_path / "shards") == content(tmp_path / "one")
+
+
+def test_a_part_that_somebody_else_has_made_meanwhile_is_taken(parts, tmp_path):
+    job = job_of(DataConfig(path=(str(tmp_path / "a.txt"),)), PIECES, "sentence_pairs")
+    expected = content(parts / "part-00001-of-00003")
+    shutil.move(parts / "part-00001-of-00003", tmp_path / "aside")
+
+    def meanwhile(*_: int) -> None:
+        if not (parts / "part-00001-of-00003").exists():
+            shutil.copytree(tmp_path / "aside", parts / "part-00001-of-00003")
+
+    tokenize_part(job, parts, 1, 3, meanwhile)
+    assert content(parts / "part-00001-of-00003") == expected
+
+
+def test_text_that_was_changed_between_two_parts_is_noticed(parts, tmp_path):
+    """Though it has the same name and the same size."""
+    file = tmp_path / "a.txt"
+    file.write_text(file.read_text().replace("w5", "w9"))
+    job = job_of(DataConfig(path=(str(file),)), PIECES, "sentence_pairs")
+    shutil.rmtree(parts / "part-00001-of-00003")
+    tokenize_part(job, parts, 1, 3, seen)
+    refused(parts, r"part-00001-of-00003: a part of another preparation \(other sources: a.txt of 450 bytes\)")
+
+
+def test_a_join_can_be_stopped(parts, tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop() -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        join(parts, tmp_path / "shards", check=stop)
+    assert not list(tmp_path.glob("*shards*"))
+    assert join(parts, tmp_path / "shards").splits["train"].documents == 30
+
+
+def test_parts_of_another_stream_are_refused(parts, tmp_path):
+    with pytest.raises(DataError, match="parts for the stream sentence_pairs, and this recipe reads windows"):
+        join(parts, tmp_path / "shards", stream="windows")
+
+
+@pytest.mark.parametrize("name", ["ends.bin", "tokenizer"])
+def test_a_part_that_lacks_a_file_is_named(parts, name):
+    lost = parts / "part-00000-of-00003" / name
+    shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
+    refused(parts, rf"part-00000-of-00003/{name}: (damaged, not what was written|not the tokenizer)")
+
+
+def test_a_text_without_empty_lines_is_one_part(tmp_path, monkeypatch):
+    """Its borders would be looked for in all of it, for each part."""
+    monkeypatch.setattr("contexture.data.text.sources._BORDERLESS", 200)
+    (tmp_path / "a.txt").write_text("w5 w6.\n" * 500)
+    assert not TextFile(tmp_path / "a.txt").can_be_cut("blank_lines")
+    (tmp_path / "a.txt").write_text("w5 w6.\n" * 10 + "\n" + "w5 w6.\n" * 500)
+    assert TextFile(tmp_path / "a.txt").can_be_cut("blank_lines")
+
+
+def test_all_documents_of_a_part_are_counted(tmp_path):
+    (tmp_path / "a.txt").write_text("w5 w6.\nw7.\n\n" * 3 + "w5.\nw6.")
+    job, told = job_of(DataConfig(path=(str(tmp_path / "a.txt"),)), PIECES, "sentence_pairs"), Tally(1000)
+    tokenize_part(job, tmp_path / "parts", 0, 1, told.add)
+    again = Tally(1000)
+    tokenize_part(job, tmp_path / "parts", 0, 1, again.add)
+    assert told.documents == again.documents == 4 and told.tokens == again.tokens > 0
