@@ -136,10 +136,11 @@ def check_context(config: MeshConfig, model: ModelConfig, length: int) -> None:
             f"mesh.context={config.context} cuts sequences for attention, and {model.family} has none; leave it out"
         )
     if length % config.context:
-        fitting = -(-length // config.context) * config.context
+        # The longer one may be more than the model has positions for.
+        less = length // config.context * config.context
         raise ConfigError(
-            f"data.length={length} is not a multiple of mesh.context={config.context}; give --data.length {fitting}, "
-            "or another --mesh.context"
+            f"data.length={length} is not a multiple of mesh.context={config.context}; give --data.length "
+            f"{less or config.context} or {less + config.context}, or another --mesh.context"
         )
 
 

@@ -73,7 +73,7 @@ def log_in_bucket(log: Path) -> Iterator[None]:
     def keep() -> None:
         nonlocal size
         while not left.wait(RENEW):
-            # The next time may succeed, and the end of the block says what does not.
+            # The next time may succeed, and the end of the block says if it does not.
             with contextlib.suppress(OSError):
                 if (now := log.stat().st_size) != size:
                     mirror.push(log)
@@ -86,7 +86,11 @@ def log_in_bucket(log: Path) -> Iterator[None]:
     finally:
         left.set()
         thread.join()
-        mirror.push(log)
+        try:
+            mirror.push(log)
+        except OSError as error:
+            # An error on its way already, or a stop that has saved everything, must not be hidden by this one.
+            logger.warning(f"{error}; the last lines of {log.name} are not in the bucket")
 
 
 class Lease:
