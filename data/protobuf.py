@@ -1,6 +1,9 @@
-"""Reads protocol buffers without a schema: the fields of a message, by their numbers."""
+"""Reads and writes protocol buffers without a schema: the fields of a message, by their numbers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
 
 Value = int | bytes
 """A whole number (wire type 0), or the bytes of everything else: text, messages within messages, floats."""
@@ -47,3 +50,52 @@ def message_fields(message: bytes) -> Iterator[tuple[int, Value]]:
             raise ValueError(f"field {field} is cut off")
         yield field, message[at : at + size]
         at += size
+
+
+def message_field(number: int, value: Value) -> bytes:
+    """Returns a field of a message: a whole number from 0 on, or bytes."""
+    if isinstance(value, int):
+        return _varint(number * 8 + _VARINT) + _varint(value)
+    return _varint(number * 8 + _LENGTH_FIRST) + _varint(len(value)) + value
+
+
+def packed(numbers: Iterable[int]) -> bytes:
+    """Returns the content of a repeated field of whole numbers from 0 on, which is packed: one varint after the
+    other."""
+    return b"".join(map(_varint, numbers))
+
+
+def unpacked(content: bytes) -> NDArray[np.uint64]:
+    """Returns the numbers of a packed field, u64 [n]; a negative number is 2⁶⁴ more.
+
+    Raises: ValueError for bytes that are no varints of 64 bits.
+    """
+    bytes_ = np.frombuffer(content, np.uint8)
+    last = bytes_ < 0x80
+    # Mostly zeros and ones: a byte for each number.
+    if last.all():
+        return bytes_.astype(np.uint64)
+    if not last[-1]:
+        raise ValueError("the last number is cut off")
+    ends = np.flatnonzero(last)
+    starts = np.append(0, ends[:-1] + 1)
+    # Each byte's place within its number: seven bits each, the lowest first.
+    place = np.arange(len(bytes_)) - np.repeat(starts, ends - starts + 1)
+    if place.max() > 9:
+        raise ValueError("a number of more than 64 bits")
+    return np.add.reduceat((bytes_ & 0x7F).astype(np.uint64) << (7 * place).astype(np.uint64), starts)
+
+
+def _varint(number: int) -> bytes:
+    # Most numbers take one byte.
+    if number < 0x80:
+        return _BYTES[number]
+    content = bytearray()
+    while number >= 0x80:
+        content.append(number & 0x7F | 0x80)
+        number >>= 7
+    content.append(number)
+    return bytes(content)
+
+
+_BYTES = tuple(bytes([number]) for number in range(0x80))

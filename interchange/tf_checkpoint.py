@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import google_crc32c
 import numpy as np
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import open_plain, read_plain
 from contexture.data.protobuf import message_fields
+from contexture.data.tfrecord import masked_crc32c
 from contexture.interchange.renaming import Shape
 from contexture.interchange.weight_files import Array, Tensors, fits_in
 
@@ -63,7 +63,7 @@ def open_bundle(prefix: Path) -> Tensors:
                 raw = data.read(entry.size)
         except OSError as error:
             raise DataError(f"{file}: cannot be read ({error.strerror})") from None
-        if len(raw) != entry.size or _masked(google_crc32c.value(raw)) != entry.checksum:
+        if len(raw) != entry.size or masked_crc32c(raw) != entry.checksum:
             raise DataError(
                 f"{file}: the tensor {name} does not match its checksum; give a file that was written whole"
             )
@@ -157,7 +157,7 @@ def _block(raw: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
         raise ValueError("a block lies behind its end")
     if raw[end] != 0:
         raise ValueError("it is compressed")
-    if _masked(google_crc32c.value(raw[offset : end + 1])) != int.from_bytes(raw[end + 1 : end + 5], "little"):
+    if masked_crc32c(raw[offset : end + 1]) != int.from_bytes(raw[end + 1 : end + 5], "little"):
         raise ValueError("a block does not match its checksum")
     restarts = int.from_bytes(raw[end - 4 : end], "little")
     stop = end - 4 - 4 * restarts
@@ -186,11 +186,6 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return number, at
     raise ValueError("a number of more than 64 bits")
-
-
-def _masked(crc: int) -> int:
-    """Returns a CRC-32C in the masked form that TensorFlow stores, since CRCs of data that contains CRCs are weak."""
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def find_prefix(folder: Path, usual: str) -> Path:

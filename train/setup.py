@@ -17,6 +17,9 @@ from contexture.data.errors import DataError
 from contexture.data.families.registry import TEXT_FAMILIES
 from contexture.data.plain_files import check_plain
 from contexture.data.pretraining import tokenize_corpus
+from contexture.data.pretraining.instance_records import record_files
+from contexture.data.pretraining.record_batches import RecordBatches
+from contexture.data.pretraining.record_store import RecordStore, convert
 from contexture.data.pretraining.shards import Shards, prepared_at
 from contexture.data.storage import move_aside
 from contexture.data.tasks.batch.training_batches import TaskBatches
@@ -27,7 +30,7 @@ from contexture.data.text.sources import check_beginnings, expand
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.word_level import Words
-from contexture.data.tokenizers.wordpiece import WordPiece
+from contexture.data.tokenizers.wordpiece import WordPiece, wordpiece
 from contexture.models.families import example
 from contexture.models.model import Model
 from contexture.train import mesh as meshes
@@ -60,7 +63,7 @@ class TrainingSetup:
     model: Model
     objective: Objective
     tokenizer: Tokenizer
-    store: Shards | ExampleStore
+    store: Shards | RecordStore | ExampleStore
     batches: Batches
     held_out: HeldOut | None
     baseline: dict[str, float]
@@ -143,13 +146,17 @@ def prepare(run: Run, folder: Path, mesh: Mesh, signals: Signals) -> tuple[Train
 
 
 def open_batches(
-    run: Run, store: Shards | ExampleStore, tokenizer: Tokenizer, cancel: CancelToken = NEVER, devices: int = 1
+    run: Run,
+    store: Shards | RecordStore | ExampleStore,
+    tokenizer: Tokenizer,
+    cancel: CancelToken = NEVER,
+    devices: int = 1,
 ) -> Batches:
-    """Returns the training batches: of the examples of a task, or of text.
+    """Returns the training batches: of the examples of a task, of text, or of records.
 
     Args:
         run: the run.
-        store: its text or examples.
+        store: its text, records or examples.
         tokenizer: its vocabulary.
         cancel: may raise to stop the planning.
         devices: how many devices share a batch.
@@ -159,11 +166,13 @@ def open_batches(
         return TaskBatches(
             store, tokenizer, run.data, run.task, family=run.family, seed=run.seed, parts=parts, devices=devices
         )
+    if isinstance(store, RecordStore):
+        return RecordBatches(store, run.data, seed=run.seed, parts=parts, devices=devices)
     return run.text.open_batches(store, run.data, run.seed, cancel, parts, devices)
 
 
-def open_data(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokenizer, Shards | ExampleStore]:
-    """Returns the run's tokenizer and its tokenised text or examples, making what does not exist yet.
+def open_data(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokenizer, Shards | RecordStore | ExampleStore]:
+    """Returns the run's tokenizer and its tokenised text, records or examples, making what does not exist yet.
 
     Args:
         run: the settings; `task.kind` says whether it reads text or examples.
@@ -174,7 +183,13 @@ def open_data(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokenizer
         DataError: when text or vocabulary are damaged or missing.
         ConfigError: when they do not fit the run.
     """
-    return (_open_shards if run.task.kind == "off" else _open_examples)(run, directory, cancel)
+    if run.task.kind != "off":
+        return _open_examples(run, directory, cancel)
+    # The records may be gone by now, or others be named; what the run was started with decides.
+    own = directory / "data"
+    if RecordStore.is_at(own) or record_files(run.data.path, "data.path"):
+        return _open_records(run, directory, cancel)
+    return _open_shards(run, directory, cancel)
 
 
 def _open_examples(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokenizer, ExampleStore]:
@@ -220,6 +235,49 @@ def _open_shards(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokeni
     if not started or _prepared_folder(run) is not None:
         _keep_tokenizer(tokenizer, directory)
     return tokenizer, shards
+
+
+def _open_records(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokenizer, RecordStore]:
+    own = directory / "data"
+    if own.exists():
+        if not RecordStore.is_at(own):
+            raise ConfigError(f"{directory} was started with text, not with TFRecords; give the text, or another --dir")
+        store = RecordStore.open(own)
+        if changed := store.sources_changed(run.data):
+            raise ConfigError(f"{directory}: {changed}; put them back, or give another --dir")
+        return load_tokenizer(directory / "tokenizer", run.data.lowercase), store
+    check_records(run)
+    tokenizer = _records_tokenizer(run, directory, cancel)
+    check_tokenizer(run, tokenizer)
+    train, dev = record_files(run.data.path, "data.path"), record_files(run.data.dev, "data.dev")
+    logger.info(f"reading {len(train) + len(dev)} TFRecord file(s) into {own}")
+    store = convert(train, dev, run.data.dev_fraction, wordpiece(tokenizer), own, cancel)
+    _keep_tokenizer(tokenizer, directory)
+    return tokenizer, store
+
+
+def _records_tokenizer(run: Run, directory: Path, cancel: CancelToken) -> Tokenizer:
+    """Returns the vocabulary of records: one that is given, or that lies with them, as `contexture prepare` has it."""
+    beside = Path(run.data.path[0]) / "tokenizer"
+    if run.init.run or run.data.tokenizer:
+        return _tokenizer(run, directory, cancel)
+    if not beside.is_dir():
+        raise ConfigError(
+            "TFRecords hold ids, not text; give the vocabulary that they were made with: --data.tokenizer VOCAB"
+        )
+    tokenizer = load_tokenizer(beside)
+    check_tokenizer_kind(run, tokenizer.kind)
+    return tokenizer
+
+
+def check_records(run: Run) -> None:
+    """Raises ConfigError where TFRecords are not what the run reads."""
+    if run.stream != "sentence_pairs":
+        raise ConfigError(
+            f"TFRecords of create_pretraining_data.py are for a BERT, not for {run.text.called}; give text"
+        )
+    if run.data.dev and not record_files(run.data.dev, "data.dev"):
+        raise ConfigError("data.path names TFRecords, and data.dev text; give both of one kind")
 
 
 def _resolve_shards(run: Run, directory: Path, cancel: CancelToken) -> tuple[Shards, Tokenizer]:
@@ -290,9 +348,12 @@ def check_text(run: Run, directory: Path) -> None:
         and not (directory / "run.json").exists()
         and _prepared_folder(run) is None
     ):
-        # The first bytes of each file are enough to refuse a picture or another encoding in time.
-        check_beginnings(expand(run.data.path, "data.path"))
-        check_beginnings(expand(run.data.dev, "data.dev") if run.data.dev else [])
+        if record_files(run.data.path, "data.path"):
+            check_records(run)
+        else:
+            # The first bytes of each file are enough to refuse a picture or another encoding in time.
+            check_beginnings(expand(run.data.path, "data.path"))
+            check_beginnings(expand(run.data.dev, "data.dev") if run.data.dev else [])
         if run.data.tokenizer and not Path(run.data.tokenizer).exists():
             check_plain(run.data.tokenizer)  # a bucket is named as one
             raise DataError(f"{run.data.tokenizer}: data.tokenizer names no such file or folder; check the path")

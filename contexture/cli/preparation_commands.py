@@ -11,6 +11,8 @@ from contexture.cli.settings_file import read_settings, with_settings
 from contexture.configs import recipe
 from contexture.data.config import DataConfig
 from contexture.data.mirror import address_of
+from contexture.data.pretraining.create_instances import InstanceOptions
+from contexture.data.pretraining.instance_records import write_instances
 from contexture.data.pretraining.join_parts import join, part_name, parts_name
 from contexture.data.pretraining.part_workers import Tally
 from contexture.data.pretraining.shards import Shards
@@ -21,6 +23,7 @@ from contexture.data.text.sources import expand
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.unknown_tokens import LostMarks
+from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.requests import PrepareRequest, TokenizerRequest
 from contexture.train.errors import ConfigError
 from contexture.train.run.progress import duration
@@ -60,7 +63,7 @@ def tokenizer_command(argv: list[str]) -> Result:
 
 
 def prepare_command(argv: list[str]) -> Result:
-    """Tokenises text once into shards, or a part of it."""
+    """Tokenises text once into shards, or a part of it, or writes TFRecords of training instances."""
     request = parse(PrepareRequest, argv, "prepare")
     run = with_settings(recipe(request.recipe), read_settings(request.config), request.config)
     try:
@@ -74,7 +77,11 @@ def prepare_command(argv: list[str]) -> Result:
     with Signals(PARTS_KEPT if kept else NOTHING_WRITTEN) as signals:
         if request.join:
             return _of_shards(request.to, join(parts, Path(request.to), stream=run.stream or "", check=signals.check))
+        if request.format == "google-tfrecord" and run.stream != "sentence_pairs":
+            raise ConfigError(f"--as google-tfrecord is for a BERT's pairs, not for {run.text.called}; leave it out")
         tokenizer = _preparing_tokenizer(request, run, data, signals)
+        if request.format == "google-tfrecord":
+            return _write_records(request, run, tokenizer, signals)
         if request.part:
             return _prepare_part(request, run, data, tokenizer, parts, signals)
         tally = Tally(0)
@@ -102,6 +109,29 @@ def _preparing_tokenizer(request: PrepareRequest, run: Run, data: DataConfig, si
         tokenizer = learn(kind, files, size, data.lowercase, signals, data.documents, data.word_splitter)
     check_tokenizer_kind(run, tokenizer.kind)
     return tokenizer
+
+
+def _write_records(request: PrepareRequest, run: Run, tokenizer: Tokenizer, signals: Signals) -> Result:
+    data = run.data
+    options = InstanceOptions(
+        length=data.length,
+        predictions=data.slots,
+        masked_fraction=data.masked_fraction,
+        short_fraction=data.short_fraction,
+        dupe_factor=request.dupe_factor,
+        whole_word_mask=request.whole_word_mask,
+    )
+    sources = expand(request.input, "input")
+    written = write_instances(
+        sources,
+        wordpiece(tokenizer),
+        options,
+        Path(request.to),
+        seed=request.seed,
+        files=request.files,
+        check=signals.check,
+    )
+    return {"records": request.to, "vocab_size": tokenizer.size, **written._asdict()}
 
 
 def _prepare_part(

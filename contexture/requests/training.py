@@ -102,14 +102,27 @@ class TokenizerRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareRequest:
-    """Tokenise text once into shards, which any number of runs may then read: --data.path FOLDER."""
+    """Tokenise text once into shards, which any number of runs may then read: --data.path FOLDER. Or write the training
+    instances of BERT's original script: --as google-tfrecord."""
 
     recipe: Annotated[str, Arg(metavar="RECIPE"), POSITIONAL]
     """The recipe that the runs will have: it decides how text is cut and tokenised."""
     input: Annotated[tuple[str, ...], FILES] = ()
     """The text to tokenise: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
     to: Annotated[str, DIR]
-    """The folder to write the shards to."""
+    """The folder to write to."""
+    format: Annotated[Literal["shards", "google-tfrecord"], Arg(aliases=("--as",))] = "shards"
+    """What is written. google-tfrecord: the instances of create_pretraining_data.py for the same text (a sentence in
+    each line), vocabulary and seed, with the recipe's data.length, max-predictions, masked-fraction and short-fraction,
+    or those of --config. Text and instances are in memory, as there."""
+    seed: int = 12345
+    """Of the instances (random_seed)."""
+    dupe_factor: int = 10
+    """How many times the instances go over the text, each time with other pairs and masks."""
+    whole_word_mask: bool = False
+    """Mask all pieces of a word or none (do_whole_word_mask)."""
+    files: int = 1
+    """How many TFRecord files the instances are dealt to, in turn."""
     part: Annotated[str, Arg(metavar="I/N")] = ""
     """Tokenise only part I of N, from 0, into TO.parts, unless it is there. Parts may be made in any order, on any
     machines that share the folder; --join makes shards of them. They need one --tokenizer."""
@@ -135,6 +148,7 @@ class PrepareRequest:
         if self.workers < 1:
             raise ValueError(f"workers={self.workers} is not a positive number of processes")
         check_effect(self, ("per_worker",), self.workers > 1, "several workers; give --workers 4")
+        self._check_format()
         if self.join:
             given = ("input", "tokenizer", "dev", "dev_fraction", "part", "workers")
             check_effect(self, given, False, "making parts; leave --join out")
@@ -146,6 +160,17 @@ class PrepareRequest:
                     "part= wants one vocabulary for all parts; learn it first (contexture tokenizer …), and give it as "
                     "--tokenizer DIR"
                 )
+
+    def _check_format(self) -> None:
+        for name in ("dupe_factor", "files"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name.replace('_', '-')}={getattr(self, name)} is not a positive number")
+        records = self.format == "google-tfrecord"
+        own = ("seed", "dupe_factor", "whole_word_mask", "files")
+        check_effect(self, own, records, "TFRecords; give --as google-tfrecord")
+        # The original has no such things: held-out text is given to another call.
+        others = ("part", "join", "workers", "per_worker", "dev", "dev_fraction")
+        check_effect(self, others, not records, "shards; leave --as google-tfrecord out,")
 
     @property
     def part_of_count(self) -> tuple[int, int]:

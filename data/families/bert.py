@@ -4,7 +4,8 @@ from contexture.data.cancel import CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.families.base import TextFamily
 from contexture.data.layouts import Marks, bert_marks
-from contexture.data.pretraining.sentence_pairs import HeldOutPairs, PairBatches, pair_fields
+from contexture.data.pretraining.sentence_pairs import HeldOutPairs, PairBatches
+from contexture.data.pretraining.sequence_batches import pair_fields
 from contexture.data.pretraining.shards import Shards
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import WordPiece, wordpiece

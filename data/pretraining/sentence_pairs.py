@@ -9,7 +9,6 @@ import threading
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -21,30 +20,12 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, SpanPairs, bert_marks, lay_out, truncate_randomly
-from contexture.data.packing import BatchRows, fields_in_rows, in_rows, some_batches
 from contexture.data.pretraining.masking import Masking, bert_masking
+from contexture.data.pretraining.sequence_batches import FIELDS, HeldOutSequences, SequenceBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import atomic_file
-from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import wordpiece
 
-FIELDS = {
-    "tokens": "i32 BL",
-    "segments": "i32 BL",
-    "mask": "i32 BL",
-    "slots": "i32 BP",
-    "labels": "i32 BP",
-    "slot_weights": "f32 BP",
-    "is_random": "i32 B",
-    "valid": "f32 B",
-}
-"""The arrays of a pretraining batch: dtype and dims. is_random: 0 the second span is the next, 1 it is random; valid: 0
-where a sequence only fills up a batch."""
-SEQUENCES = ("tokens", "segments", "mask")
-"""The fields that have a place for each token."""
-EPOCHS = 40
-"""The passes over its text that a pretraining is taken to have, as BERT's own has (section A.2). In these a number of
-rows must make up for its compilation."""
 WINDOW = 16
 """Blocks whose sequences are shuffled together."""
 _KEPT = 3
@@ -323,20 +304,8 @@ def _sealed(what: dict[str, object], counts: list[int]) -> dict[str, object]:
     return {**content, "sha256": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()}
 
 
-def pair_fields(packed: bool) -> dict[str, str]:
-    """Returns the fields of a batch of pairs. packed: whether sequences share rows."""
-    if not packed:
-        return FIELDS
-    own = fields_in_rows({name: FIELDS[name] for name in SEQUENCES})
-    return {**own, **{name: spec for name, spec in FIELDS.items() if name not in SEQUENCES}}
-
-
-class PairBatches:
-    """BERT's pretraining batches: step s, row r is sequence `s · batch + r` of the endless stream of sentence pairs.
-
-    Differs: the original pads each sequence to a row of its own. With data.packed the sequences of a batch share rows
-    of data.length tokens. A process then reads the whole batch, since any row may hold its sequences.
-    """
+class PairBatches(SequenceBatches):
+    """Batches of sentence pairs: step s, row r is sequence `s · batch + r` of the endless stream."""
 
     def __init__(
         self,
@@ -363,70 +332,23 @@ class PairBatches:
         Raises:
             DataError: where the split holds no text, or the shards' tokenizer is not theirs.
         """
-        self.fields = dict(pair_fields(config.packed))
-        self.tokenizer: Tokenizer = shards.tokenizer
-        self.shards, self.config, self.seed, self.batch = shards, config, seed, config.batch
-        self.length = config.length
+        self.shards, self.seed = shards, seed
         length, short = config.length, config.short_fraction
         self.stream = SentencePairs(shards, split, length=length, short_fraction=short, seed=seed, cancel=cancel)
-        self.examples_per_epoch = self.stream.examples_per_epoch
-        examples = EPOCHS * self.examples_per_epoch
-        self.rows = BatchRows(length, self._sample, examples, parts=parts, devices=devices) if config.packed else None
-        """The rows that sequences share; None: each has its own."""
-        self.rows_read = 0
-        """Sequences read so far, by all threads, but for those of others in shared rows."""
-        self._lock = threading.Lock()
+        super().__init__(shards.tokenizer, config, self.stream.examples_per_epoch, parts, devices)
 
     def lengths_of(self, numbers: I64) -> I64:
         """Returns the tokens of the sequences with these numbers, special ones counted; no token is read."""
         pairs = self.stream.pairs(numbers)
         return np.minimum(pairs.a_length + pairs.b_length + 3, self.length)
 
-    def _sample(self, batch: int) -> Iterator[I64]:
-        """Yields the lengths of the sequences of some batches, the first ones of epoch 0."""
-        for places in some_batches(batch):
-            yield self.lengths_of(places % self.examples_per_epoch)
-
     def notes(self) -> list[str]:
         """Returns what was fetched from a bucket."""
         return self.shards.notes()
 
-    def describe(self) -> str:
-        """Describes the training data, in a sentence."""
+    def describe_source(self) -> str:
         split = self.stream.split
-        rows = f"; {self.rows.describe(self.batch)}" if self.rows else ""
-        return (
-            f"{split.tokens:,} tokens in {split.sentences:,} sentences of {split.documents:,} documents; "
-            f"an epoch is {self.examples_per_epoch:,} sequences{rows}"
-        )
-
-    def read(self, step: int, rows: I64 | None = None) -> Batch:
-        """Returns the rows (numbers within the batch, all of them if None) of the step's batch, in the order asked
-        for."""
-        size = self.config.batch_size_at(step)
-        return self.chosen(self.config.examples_before(step) + np.arange(size), size, rows)
-
-    def chosen(self, numbers: I64, count: int, rows: I64 | None = None) -> Batch:
-        """Returns some of the sequences of a batch, and all rows that its sequences share.
-
-        Args:
-            numbers: of all its sequences.
-            count: how many of these count, the first ones; the others lie in no shared row.
-            rows: which are returned, from 0 on; None: all.
-        """
-        rows = np.arange(len(numbers)) if rows is None else np.asarray(rows, np.int64)
-        with self._lock:
-            self.rows_read += len(rows)
-        if self.rows is None:
-            return self.sequences(numbers[rows])
-        whole = self.sequences(numbers)
-        own = {name: whole.pop(name)[:count] for name in SEQUENCES}
-        packing = self.rows.pack(own["mask"].sum(1), len(numbers))
-        packed = in_rows(own, packing, len(numbers), self.tokenizer.pad)
-        return {
-            name: array if self.fields[name].endswith("XY") else array[rows]
-            for name, array in {**packed, **whole}.items()
-        }
+        return f"{split.tokens:,} tokens in {split.sentences:,} sentences of {split.documents:,} documents"
 
     def sequences(self, numbers: I64) -> Batch:
         """Returns the sequences with these numbers, with a row each: planned, cut to length, laid out and masked."""
@@ -445,37 +367,11 @@ class PairBatches:
         return batch
 
 
-class HeldOutPairs:
-    """Every held-out sequence once, in `steps` batches: epoch 0 of the dev split, with masks that never change."""
-
-    unit = "sequences"
+class HeldOutPairs(HeldOutSequences):
+    """Every held-out pair once: epoch 0 of the dev split, with masks that never change."""
 
     def __init__(
         self, shards: Shards, config: DataConfig, *, seed: int = 0, devices: int = 1, cancel: CancelToken = NEVER
     ) -> None:
         """Raises: DataError where nothing is held out; what `cancel` raises to stop the counting of an epoch."""
-        self._batches = PairBatches(shards, config, seed=seed, split="dev", devices=devices, cancel=cancel)
-        self.fields = self._batches.fields
-        self.tokenizer = self._batches.tokenizer
-        self.batch = config.batch
-        self.count = self._batches.examples_per_epoch
-        """Sequences in all."""
-        self.steps = -(-self.count // self.batch)
-
-    @property
-    def rows_read(self) -> int:
-        return self._batches.rows_read
-
-    def read(self, step: int, rows: I64 | None = None) -> Batch:
-        """Reads as PairBatches does, for steps below `steps`; rows past the last repeat sequence 0 with weights 0."""
-        if not 0 <= step < self.steps:
-            raise IndexError(f"held-out step {step} is not below {self.steps}")
-        rows = np.arange(self.batch) if rows is None else np.asarray(rows, np.int64)
-        numbers = step * self.batch + np.arange(self.batch)
-        # The last batch is filled up with sequence 0, which weighs nothing.
-        count = min(self.count - step * self.batch, self.batch)
-        batch = self._batches.chosen(np.where(numbers < self.count, numbers, 0), count, rows)
-        spare = rows >= count
-        batch["valid"][spare] = 0.0
-        batch["slot_weights"][spare] = 0.0
-        return batch
+        super().__init__(PairBatches(shards, config, seed=seed, split="dev", devices=devices, cancel=cancel))

@@ -21,7 +21,8 @@ from contexture.data import rng
 from contexture.data.batches import check_fields, iterate
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
-from contexture.data.pretraining.sentence_pairs import FIELDS, HeldOutPairs, PairBatches
+from contexture.data.pretraining.sentence_pairs import HeldOutPairs, PairBatches
+from contexture.data.pretraining.sequence_batches import FIELDS
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tokenizers.wordpiece import WordPiece

@@ -25,11 +25,11 @@ def _importing(format: Any) -> Callable[[Path, Path], None]:
 
 def _any_checksum(folder: Path, to: Path) -> None:
     """A table whose checksums are right, whatever is in it: whoever wants to harm computes them."""
-    true, tf_checkpoint._masked = tf_checkpoint._masked, lambda crc: ANY
+    true, tf_checkpoint.masked_crc32c = tf_checkpoint.masked_crc32c, lambda raw: ANY
     try:
         _importing("bert-tf")(folder, to)
     finally:
-        tf_checkpoint._masked = true
+        tf_checkpoint.masked_crc32c = true
 
 
 def pickled(folder: Path) -> None:

@@ -223,7 +223,7 @@ def test_flipped_bytes_of_a_table_are_read_or_said(google, monkeypatch, places):
     raw, rng = (google / INDEX).read_bytes(), np.random.default_rng(0)
     (google / INDEX).chmod(0o644)
     failed = 0
-    monkeypatch.setattr(tf_checkpoint, "_masked", lambda crc: ANY)
+    monkeypatch.setattr(tf_checkpoint, "masked_crc32c", lambda raw: ANY)
     for place in rng.integers(0, len(raw), places):
         harmed = bytearray(raw)
         harmed[place] ^= 1 << int(rng.integers(8))

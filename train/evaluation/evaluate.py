@@ -22,6 +22,7 @@ from contexture.data.bucketing import check_batch
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
+from contexture.data.pretraining.record_store import RecordStore
 from contexture.data.pretraining.shards import Shards, prepared_at
 from contexture.data.storage import partial_beside
 from contexture.data.tasks.batch.answer_rules import answer_rules
@@ -385,7 +386,12 @@ def _held_out_text(
     folder: Path, record: RunRecord, batch: int, lanes: int, cancel: CancelToken, devices: int
 ) -> HeldOutData:
     run = record.run
-    shards = Shards.open(prepared_at(run.data.path) or folder / "data", run.data.cache_gb)
+    own = folder / "data"
+    shards = (
+        RecordStore.open(own)
+        if RecordStore.is_at(own)
+        else Shards.open(prepared_at(run.data.path) or own, run.data.cache_gb)
+    )
     # Digests of the files are checked: a figure on changed text would look like one on the run's own.
     shards.verify(cancel)
     if shards.fingerprint != record.data:

@@ -10,6 +10,8 @@ import numpy as np
 from contexture.data.batches import HeldOut
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.pretraining.bilm_lanes import SAMPLED
+from contexture.data.pretraining.record_batches import HeldOutRecords
+from contexture.data.pretraining.record_store import RecordStore
 from contexture.data.pretraining.shards import Shards
 from contexture.data.tasks.batch.answer_rules import answer_rules
 from contexture.data.tasks.batch.batches import HeldOutTask
@@ -36,7 +38,7 @@ class HeldOutData(NamedTuple):
     """Held-out batches, the run's training data (None if deleted), and the fingerprint of the data of the batches."""
 
     held_out: HeldOut
-    store: Shards | ExampleStore | None
+    store: Shards | RecordStore | ExampleStore | None
     fingerprint: str
 
 
@@ -46,18 +48,19 @@ _LABELS = {"next": "next_weights", "next_backward": "next_weights_backward", "la
 
 def open_held_out(
     run: Run,
-    store: Shards | ExampleStore,
+    store: Shards | RecordStore | ExampleStore,
     tokenizer: Tokenizer,
     batch: int,
     lanes: int = 0,
     cancel: CancelToken = NEVER,
     devices: int = 1,
 ) -> HeldOut | None:
-    """Returns the batches that a run holds out, of the examples of its task or of text; None where it holds none out.
+    """Returns the batches that a run holds out, of the examples of its task, of text or of records; None where it has
+    none.
 
     Args:
         run: the run.
-        store: its text or examples.
+        store: its text, records or examples.
         tokenizer: its vocabulary.
         batch: sequences of a batch.
         lanes: for ELMo, how many of the sequences carry text, 0 for all. Where lanes begin depends on their number,
@@ -74,13 +77,17 @@ def open_held_out(
         return HeldOutTask(dev, tokenizer, run.data, batch, weights_C, family=run.family, devices=devices).with_rules(
             rules
         )
+    config = dataclasses.replace(run.data, batch=batch, ramp_from=0, ramp_steps=0)  # a ramp is for training
+    if isinstance(store, RecordStore):
+        return HeldOutRecords(store, config, devices=devices) if store.count("dev") else None
     if not store.splits["dev"].documents:
         return None
-    config = dataclasses.replace(run.data, batch=batch, ramp_from=0, ramp_steps=0)  # a ramp is for training
     return run.text.open_held_out(store, config, lanes, cancel, devices)
 
 
-def baseline(held_out: HeldOut, store: Shards | ExampleStore, cancel: CancelToken = NEVER) -> dict[str, float]:
+def baseline(
+    held_out: HeldOut, store: Shards | RecordStore | ExampleStore, cancel: CancelToken = NEVER
+) -> dict[str, float]:
     """Returns the baseline: the metrics of guessing by the frequencies in the training data alone.
 
     `cancel` may raise to stop the counting.
@@ -91,7 +98,7 @@ def baseline(held_out: HeldOut, store: Shards | ExampleStore, cancel: CancelToke
     return _text_baseline(held_out, store, cancel)
 
 
-def _text_baseline(held_out: HeldOut, shards: Shards, cancel: CancelToken) -> dict[str, float]:
+def _text_baseline(held_out: HeldOut, shards: Shards | RecordStore, cancel: CancelToken) -> dict[str, float]:
     # How often each token is to be predicted, over all held-out batches.
     counts_V = np.zeros(shards.vocabulary, np.int64)
     for step in range(held_out.steps):
@@ -101,7 +108,7 @@ def _text_baseline(held_out: HeldOut, shards: Shards, cancel: CancelToken) -> di
         for labels in _LABELS.keys() & held_out.fields.keys():
             predicted = batch[labels][batch[_LABELS[labels]] > 0]
             counts_V += np.bincount(predicted, minlength=shards.vocabulary)
-    if shards.stream == "lanes":
+    if isinstance(shards, Shards) and shards.stream == "lanes":
         # Read backwards, a sentence ends with its <S>. Training text is counted forwards alone: as its </S>.
         words = word_tokenizer(shards.tokenizer)
         counts_V[words.end] += counts_V[words.begin]
@@ -109,7 +116,9 @@ def _text_baseline(held_out: HeldOut, shards: Shards, cancel: CancelToken) -> di
     return unigram_baseline(shards.unigrams(), counts_V)
 
 
-def measured(model: Model, objective: Objective, run: Run, params: Params, store: Shards | ExampleStore) -> list[str]:
+def measured(
+    model: Model, objective: Objective, run: Run, params: Params, store: Shards | RecordStore | ExampleStore
+) -> list[str]:
     """Returns the names of the metrics that `evaluate` will return, without computing them; params may be shapes."""
     # Held-out batches have no negatives: they are measured over the whole vocabulary.
     fields = {name: kind for name, kind in batch_fields(run).items() if name not in SAMPLED}

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from contexture.data import bucket, mirror
+from contexture.data.pretraining.record_store import RecordStore
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import check_no_address, check_run_path, move_aside, partial_of, remove_partials
 from contexture.data.tasks.store.example_store import ExampleStore
@@ -297,7 +298,7 @@ def write_run_json(
     directory: Path,
     run: Run,
     tokenizer: Tokenizer,
-    data: Shards | ExampleStore,
+    data: Shards | RecordStore | ExampleStore,
     old: RunRecord | None,
     total_steps: int = 0,
 ) -> None:

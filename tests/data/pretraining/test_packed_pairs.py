@@ -10,7 +10,8 @@ from contexture.data import packing
 from contexture.data.batches import check_fields
 from contexture.data.config import DataConfig, TaskConfig
 from contexture.data.packing import apart
-from contexture.data.pretraining.sentence_pairs import FIELDS, HeldOutPairs, PairBatches, pair_fields
+from contexture.data.pretraining.sentence_pairs import HeldOutPairs, PairBatches
+from contexture.data.pretraining.sequence_batches import FIELDS, pair_fields
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.tokenizers.wordpiece import WordPiece
