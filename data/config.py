@@ -40,7 +40,7 @@ class DataConfig:
 
     path: tuple[str, ...] = ()
     """Text to train on: files (*.txt, *.jsonl, hf://…), folders, TFDS sets (tfds:NAME), or one folder made by
-    `contexture prepare`."""
+    `contexture prepare`. Or for a BERT the TFRecords of create_pretraining_data.py, or a folder of *.tfrecord."""
     dev: tuple[str, ...] = ()
     """Held-out text, like data.path."""
     dev_fraction: float = 0.0

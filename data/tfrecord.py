@@ -1,4 +1,4 @@
-"""TFRecord files: records of bytes, one after the other, each with check sums; also compressed as TensorFlow writes them.
+"""TFRecord files: records of bytes, one after the other, each with check sums; compressed too, as TensorFlow does it.
 
 u64      the length of the record
 u32      masked CRC-32C of these eight bytes

@@ -239,21 +239,25 @@ def _open_shards(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokeni
 
 def _open_records(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokenizer, RecordStore]:
     own = directory / "data"
-    if own.exists():
-        if not RecordStore.is_at(own):
-            raise ConfigError(f"{directory} was started with text, not with TFRecords; give the text, or another --dir")
+    if RecordStore.is_at(own):
         store = RecordStore.open(own)
         if changed := store.sources_changed(run.data):
             raise ConfigError(f"{directory}: {changed}; put them back, or give another --dir")
-        return load_tokenizer(directory / "tokenizer", run.data.lowercase), store
-    check_records(run)
-    tokenizer = _records_tokenizer(run, directory, cancel)
-    check_tokenizer(run, tokenizer)
-    train, dev = record_files(run.data.path, "data.path"), record_files(run.data.dev, "data.dev")
-    logger.info(f"reading {len(train) + len(dev)} TFRecord file(s) into {own}")
-    store = convert(train, dev, run.data.dev_fraction, wordpiece(tokenizer), own, cancel)
-    _keep_tokenizer(tokenizer, directory)
-    return tokenizer, store
+    elif own.exists():
+        raise ConfigError(f"{directory} was started with text, not with TFRecords; give the text, or another --dir")
+    else:
+        check_records(run)
+        tokenizer = _records_tokenizer(run, directory, cancel)
+        check_tokenizer(run, tokenizer)
+        logger.info(f"reading TFRecords into {own}")
+        store = convert(run.data, wordpiece(tokenizer), own, cancel)
+    if run.data.tokenizer:
+        given = load_tokenizer(run.data.tokenizer, run.data.lowercase, run.data.word_splitter)
+        if given.fingerprint != store.tokenizer.fingerprint:
+            raise ConfigError(f"the records were read with another vocabulary than {run.data.tokenizer}; leave it out")
+    check_tokenizer(run, store.tokenizer)
+    _keep_tokenizer(store.tokenizer, directory)
+    return store.tokenizer, store
 
 
 def _records_tokenizer(run: Run, directory: Path, cancel: CancelToken) -> Tokenizer:

@@ -170,7 +170,7 @@ class PrepareRequest:
         check_effect(self, own, records, "TFRecords; give --as google-tfrecord")
         # The original has no such things: held-out text is given to another call.
         others = ("part", "join", "workers", "per_worker", "dev", "dev_fraction")
-        check_effect(self, others, not records, "shards; leave --as google-tfrecord out,")
+        check_effect(self, others, not records, "shards; give --as shards")
 
     @property
     def part_of_count(self) -> tuple[int, int]:

@@ -7,20 +7,28 @@ at the end the order of all instances. `sentence_pairs` and `masking` do the sam
 that depend on no other document.
 """
 
+import logging
 import random
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from contexture.data.errors import DataError
 from contexture.data.plain_files import Seen
 from contexture.data.text.sources import Source, sentence_batches
+from contexture.data.tokenizers.unknown_tokens import UnknownTokens
 from contexture.data.tokenizers.wordpiece import WordPiece
+
+logger = logging.getLogger(__name__)
 
 Document: TypeAlias = list[Sequence[int]]
 """Sentences as their ids."""
 _TRIES = 10
+_MEND = (
+    "give a vocabulary of this text, or let `contexture prepare` learn one",
+    "write with a cased vocabulary, learned with --no-lowercase",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,21 +59,24 @@ class Instance(NamedTuple):
     is_random: bool
 
 
-def read_documents(sources: Iterable[Source], tokenizer: WordPiece, seen: Seen = len) -> list[Document]:
+def read_documents(sources: Sequence[Source], tokenizer: WordPiece, seen: Seen = len) -> list[Document]:
     """Returns the tokenised documents of text: a sentence in each line, an empty line between documents.
 
     As in the original, the end of a file ends no document: the next file's first line continues it. Sentences without
     tokens and documents without sentences are dropped.
 
-    Raises: DataError for text that cannot be read, or that holds no sentence.
+    Warns where many tokens are unknown. Raises: DataError for text that cannot be read, or that holds no sentence.
     """
     documents: list[Document] = [[]]
     # u16 is a quarter of a list's pointers, and all documents are in memory at once.
     kind = "H" if tokenizer.size <= 1 << 16 else "I"
-    sources = list(sources)
+    unknown = UnknownTokens(tokenizer)
     for source in sources:
         for batch in sentence_batches(source, False, seen):
-            encoded = iter(tokenizer.encode_batch([line for line in batch if line is not None]))
+            texts = [line for line in batch if line is not None]
+            sentences = tokenizer.encode_batch(texts)
+            unknown.add(texts, sentences)
+            encoded = iter(sentences)
             for line in batch:
                 if line is None:
                     documents.append([])
@@ -74,6 +85,8 @@ def read_documents(sources: Iterable[Source], tokenizer: WordPiece, seen: Seen =
     documents = [document for document in documents if document]
     if not documents:
         raise DataError(f"{', '.join(map(str, sources))}: no sentence in the text; give text in UTF-8, a line each")
+    for line in unknown.warnings("the text", *_MEND):
+        logger.warning(line)
     return documents
 
 

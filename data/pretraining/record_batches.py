@@ -9,9 +9,8 @@ import numpy as np
 from contexture.data import rng
 from contexture.data.binary_files import I64
 from contexture.data.config import DataConfig
-from contexture.data.errors import DataError
 from contexture.data.layouts import Batch
-from contexture.data.pretraining.record_store import RecordStore
+from contexture.data.pretraining.record_store import RecordStore, check_sizes
 from contexture.data.pretraining.sequence_batches import HeldOutSequences, SequenceBatches
 
 
@@ -34,14 +33,7 @@ class RecordBatches(SequenceBatches):
         """
         self.store, self.split, self.seed = store, split, seed
         # Shorter ones are padded.
-        for what, own, most, option in (
-            ("tokens", store.length, config.length, "data.length"),
-            ("predictions", store.predictions, config.slots, "data.max-predictions"),
-        ):
-            if own > most:
-                raise DataError(
-                    f"{store.folder}: the records have {own} {what}, more than {most}; give --{option} {own}"
-                )
+        check_sizes(store.length, store.predictions, config, f"{store.folder}: each record")
         super().__init__(store.tokenizer, config, store.count(split), parts, devices)
 
     def _places(self, numbers: I64) -> I64:

@@ -11,6 +11,7 @@ Read by position (pread), as shards are: nothing is held or mapped. The records 
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,8 @@ from contexture.data.storage import atomic_folder
 from contexture.data.tfrecord import read_records
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.wordpiece import WordPiece, wordpiece
+
+logger = logging.getLogger(__name__)
 
 KIND = "google-tfrecord"
 ROWS, UNIGRAMS, INDEX = "rows.bin", "unigrams.bin", "index.json"
@@ -195,47 +198,61 @@ class RecordStore:
         return ""
 
 
-def convert(
-    train: Sequence[Path], dev: Sequence[Path], dev_fraction: float, tokenizer: WordPiece, to: Path, cancel: CancelToken
-) -> RecordStore:
+def convert(config: DataConfig, tokenizer: WordPiece, to: Path, cancel: CancelToken = NEVER) -> RecordStore:
     """Reads TFRecords into the folder `to`, which appears when it is whole, and opens it.
 
+    `config.dev_fraction` holds out the last records of each file. Warns that those may be copies of others.
+
     Args:
-        train: the files to learn from.
-        dev: files that are held out.
-        dev_fraction: the share of the records of each file, at its end, that is held out.
+        config: names the files, and how long sequences may be.
         tokenizer: their vocabulary.
         to: the folder.
         cancel: may raise to stop the work.
 
     Raises:
-        DataError: naming file and record, for what is damaged, lacks a feature, has another length than the first, or
-            does not fit the vocabulary; and a file that is given twice.
+        DataError: naming file and record, for what is damaged, lacks a feature, has another length than the first one
+            or a greater one than `config`, or does not fit the vocabulary; and a file that is given twice.
     """
+    train, dev = record_files(config.path, "data.path"), record_files(config.dev, "data.dev")
     if both := {file.resolve() for file in train} & {file.resolve() for file in dev}:
         raise DataError(f"{min(both)}: data.dev names a file that data.path holds too; keep held-out records apart")
     with atomic_folder(to) as part:
-        writer = _Writer(part, tokenizer, cancel)
+        writer = _Writer(part, tokenizer, config, cancel)
         try:
             for file in train:
-                writer.add(file, "train", dev_fraction)
+                writer.add(file, "train", config.dev_fraction)
             for file in dev:
                 writer.add(file, "dev", 0.0)
             writer.finish()
         finally:
             writer.close()
+    if config.dev_fraction:
+        logger.warning(
+            "the script writes its text several times (dupe_factor): held-out records may be those to train on with "
+            "other masks; for a figure of other text, give records of it as --data.dev"
+        )
     return RecordStore.open(to)
+
+
+def check_sizes(length: int, predictions: int, config: DataConfig, where: object) -> None:
+    """Raises: DataError for records that are longer than a run's sequences, or have more predictions."""
+    for what, own, most, option in (
+        ("tokens", length, config.length, "data.length"),
+        ("predictions", predictions, config.slots, "data.max-predictions"),
+    ):
+        if own > most:
+            raise DataError(f"{where} has {own:,} {what}, more than {most:,}; give --{option} {own}")
 
 
 class _Writer:
     """The folder of records while it is written."""
 
-    def __init__(self, folder: Path, tokenizer: WordPiece, cancel: CancelToken) -> None:
-        self._folder, self._tokenizer, self._cancel = folder, tokenizer, cancel
+    def __init__(self, folder: Path, tokenizer: WordPiece, config: DataConfig, cancel: CancelToken) -> None:
+        self._folder, self._tokenizer, self._config, self._cancel = folder, tokenizer, config, cancel
         self._rows, self._unigrams = HashingWriter(folder / ROWS), HashingWriter(folder / UNIGRAMS)
         self._counts = np.zeros(tokenizer.size, np.int64)
         self._type: np.dtype[np.void] | None = None
-        self._first = ""
+        self._first, self._sizes = "", (0, 0)
         self._sources: list[SourceEntry] = []
         self._count = 0
 
@@ -282,9 +299,11 @@ class _Writer:
             length, predictions = len(features["input_ids"]), len(features["masked_lm_ids"])
             if not 0 < length < 1 << 16 or not predictions:
                 raise DataError(f"{where} has {length:,} tokens, {predictions:,} of them to predict; {_AGAIN}")
+            check_sizes(length, predictions, self._config, where)
             self._type, self._first = row_type(length, predictions, self._tokenizer.size), where
+            self._sizes = length, predictions
         row = np.zeros(1, self._type)
-        length, predictions = row["input_ids"].shape[1], row["masked_lm_ids"].shape[1]
+        length, predictions = self._sizes
         for name in FEATURES:
             wanted = 1 if name.startswith("next") else predictions if name.startswith("masked") else length
             if len(features[name]) != wanted:
@@ -325,8 +344,9 @@ class _Writer:
                 return f"{name} holds another number than 0 and 1; {_AGAIN}"
         if features["masked_lm_positions"].max() >= mask.sum():
             return f"masked_lm_positions has a place behind the {int(mask.sum())} tokens; {_AGAIN}"
-        weights = features[FLOATS]
-        return "" if np.isfinite(weights).all() and (weights >= 0).all() else f"{FLOATS} has no weight; {_AGAIN}"
+        weights = features[FLOATS].astype(np.float64)
+        # Written so that NaN is refused too.
+        return "" if (weights >= 0).all() and weights.max() < np.inf else f"{FLOATS} holds {weights.min()}; {_AGAIN}"
 
     def _count_labels(self, first: int, end: int) -> None:
         """Counts what is to be predicted in rows first … end-1."""
@@ -342,7 +362,6 @@ class _Writer:
         """Writes what is known at the end. Raises: DataError where nothing is left to train on."""
         if not any(source["records"][0] < source["records"][1] for source in self._sources):
             raise DataError("no record to train on; give more of them as data.path")
-        assert self._type is not None
         self._unigrams.write(self._counts.astype("<i8").tobytes())
         self._tokenizer.save(self._folder / "tokenizer")
         index = {
@@ -350,8 +369,8 @@ class _Writer:
             "kind": KIND,
             "tokenizer": self._tokenizer.fingerprint,
             "vocabulary": self._tokenizer.size,
-            "length": self._type["input_ids"].shape[0],
-            "predictions": self._type["masked_lm_ids"].shape[0],
+            "length": self._sizes[0],
+            "predictions": self._sizes[1],
             "sources": self._sources,
             "files": {out.path.name: out.entry() for out in (self._rows, self._unigrams)},
         }
