@@ -37,6 +37,7 @@ def masked_crc32c(content: bytes) -> int:
 
 def write_record(file: IO[bytes], record: bytes) -> None:
     """Appends a record to an open file."""
+    # The length has a check sum of its own: a flipped bit there would lead to a wrong place in the file.
     length = struct.pack("<Q", len(record))
     file.write(length + struct.pack("<I", masked_crc32c(length)))
     file.write(record + struct.pack("<I", masked_crc32c(record)))
@@ -46,6 +47,7 @@ def begins_as_records(path: Path) -> bool:
     """Returns whether a file's first bytes are the header of a record, decompressed where they are compressed."""
     try:
         with open_plain(path) as file:
+            # More than a header: compressed data need some bytes before they give any.
             head = file.read(_PIECE)
             # What follows the first piece does not matter, nor how the compressed data end.
             if _is_compressed(head):
@@ -64,6 +66,7 @@ def read_records(path: Path, seen: Seen = len) -> Iterator[bytes]:
     with open_stream(path, seen) as stream:
         file = BufferedReader(_Inflated(path, stream), _PIECE) if _is_compressed(stream.peek(_HEADER)) else stream
         number = 0
+        # Nothing at all behind a record is the end of the file; a part of a header is a file that was cut.
         while head := file.read(_HEADER):
             number += 1
             where = f"{path}: record {number:,}"
@@ -73,10 +76,12 @@ def read_records(path: Path, seen: Seen = len) -> Iterator[bytes]:
                 what = "is damaged (the check sum of its length differs)" if number > 1 else "is no TFRecord"
                 raise DataError(f"{where} {what}; {_MEND}")
             (length,) = struct.unpack_from("<Q", head)
+            # A right check sum proves no good will: the length is looked at before so much is read.
             if length > LONGEST:
                 raise DataError(
                     f"{where} has {length:,} bytes, more than {LONGEST:,}; give records of single sequences"
                 )
+            # The record and its check sum in one read.
             content = file.read(length + 4)
             if len(content) < length + 4:
                 raise DataError(f"{where} is cut off; {_MEND}")
@@ -87,6 +92,7 @@ def read_records(path: Path, seen: Seen = len) -> Iterator[bytes]:
 
 
 def _is_header(head: bytes) -> bool:
+    # Four bytes that must fit eight others: text passes once in four thousand million files.
     return len(head) == _HEADER and masked_crc32c(head[:8]) == struct.unpack_from("<I", head, 8)[0]
 
 
@@ -130,6 +136,7 @@ class _Inflated(io.RawIOBase):
             data = self._data or self._file.read(_PIECE)
             if not data:
                 raise EOFError
+            # At most `size` bytes, however many the data stand for; the rest waits in unconsumed_tail.
             content = self._inflater.decompress(data, size)
             self._data = self._inflater.unconsumed_tail
             if content:

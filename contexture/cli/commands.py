@@ -335,7 +335,11 @@ COMMANDS: dict[str, Command] = {
         run="preparation_commands.prepare_command",
         request="PrepareRequest",
         usage="RECIPE --input FILE … --to DIR [options]",
-        examples=("contexture prepare bert.tiny --input my_text/ --to shards/",),
+        first=("input", "to", "tokenizer", "dev", "dev-fraction", "workers", "part", "join", "format", "config"),
+        examples=(
+            "contexture prepare bert.tiny --input my_text/ --to shards/",
+            "contexture prepare bert.base --input my_text.txt --tokenizer vocab.txt --to records/ --as google-tfrecord",
+        ),
     ),
     "completion": Command(
         group="Set up",

@@ -116,7 +116,7 @@ class PrepareRequest:
     each line), vocabulary and seed, with the recipe's data.length, max-predictions, masked-fraction and short-fraction,
     or those of --config. Text and instances are in memory, as there."""
     seed: int = 12345
-    """Of the instances (random_seed)."""
+    """Seed of the instances (random_seed)."""
     dupe_factor: int = 10
     """How many times the instances go over the text, each time with other pairs and masks."""
     whole_word_mask: bool = False

@@ -5,6 +5,8 @@ One generator, `random.Random(seed)`, is asked for everything, so that a draw mo
 the order of the documents; for each round (dupe_factor) and document its pairs, how each is cut to length and masked;
 at the end the order of all instances. `sentence_pairs` and `masking` do the same for a run's own batches, with numbers
 that depend on no other document.
+
+Differs: a lone carriage return ends a line, and a line of more than half a megabyte is cut in two (`text.lines`).
 """
 
 import logging
@@ -67,12 +69,14 @@ def read_documents(sources: Sequence[Source], tokenizer: WordPiece, seen: Seen =
 
     Warns where many tokens are unknown. Raises: DataError for text that cannot be read, or that holds no sentence.
     """
+    # The last document is open: lines are added to it until one is empty.
     documents: list[Document] = [[]]
     # u16 is a quarter of a list's pointers, and all documents are in memory at once.
     kind = "H" if tokenizer.size <= 1 << 16 else "I"
     unknown = UnknownTokens(tokenizer)
     for source in sources:
         for batch in sentence_batches(source, False, seen):
+            # None is a border between documents, and has no ids.
             texts = [line for line in batch if line is not None]
             sentences = tokenizer.encode_batch(texts)
             unknown.add(texts, sentences)
@@ -80,6 +84,7 @@ def read_documents(sources: Sequence[Source], tokenizer: WordPiece, seen: Seen =
             for line in batch:
                 if line is None:
                     documents.append([])
+                # A line of control characters alone has no tokens; it is no border either.
                 elif ids := next(encoded):
                     documents[-1].append(array(kind, ids))
     documents = [document for document in documents if document]
@@ -107,11 +112,14 @@ def create_instances(
         check: called before each document; may raise to stop the work.
     """
     masker = _Masker(tokenizer, options, generator)
+    # Once, and not for each round.
     generator.shuffle(documents)
     for _ in range(options.dupe_factor):
         for number in range(len(documents)):
+            # Between documents, which are short: a signal is answered at once.
             check()
             for a, b, is_random in _pairs(documents, number, options, generator):
+                # Three places are for [CLS] and two [SEP].
                 _truncate(a, b, options.length - 3, generator)
                 tokens = [tokenizer.cls, *a, tokenizer.sep, *b, tokenizer.sep]
                 segments = [0] * (len(a) + 2) + [1] * (len(b) + 1)
@@ -128,6 +136,7 @@ def _pairs(
     document, limit = documents[number], options.length - 3
     # target_seq_length: mostly all that fits.
     target = generator.randint(2, limit) if generator.random() < options.short_fraction else limit
+    # Sentences first … at-1 are the chunk, with `held` tokens.
     first = at = held = 0
     while at < len(document):
         # current_chunk: sentences first … at, until they have `target` tokens or the document ends.
@@ -135,6 +144,7 @@ def _pairs(
         at += 1
         if at < len(document) and held < target:
             continue
+        # The chunk is complete.
         count = at - first
         # a_end: how many sentences are the first span; a lone one is it without a draw.
         middle = first + (generator.randint(1, count - 1) if count > 1 else 1)
@@ -142,6 +152,7 @@ def _pairs(
         # A lone sentence has nothing that follows it: its second span is random without a draw.
         is_random = count == 1 or generator.random() < 0.5
         if is_random:
+            # As many tokens as the first span leaves of the target, though both may be cut later.
             b = _random_span(documents, number, target - len(a), generator)
             # Sentences that were not used begin the next chunk.
             at = middle
@@ -173,6 +184,7 @@ def _joined(sentences: Sequence[Sequence[int]]) -> list[int]:
 
 def _truncate(a: list[int], b: list[int], limit: int, generator: random.Random) -> None:
     """Takes single tokens from the longer span, b where both are as long, until both fit; from either end."""
+    # A coin for each token that goes, as in the original.
     while len(a) + len(b) > limit:
         longer = a if len(a) > len(b) else b
         if generator.random() < 0.5:
@@ -209,7 +221,9 @@ class _Masker:
                 continue
             for place in word:
                 replaced[place] = self._replacement(tokens[place])
+        # Drawn in the order of the shuffled words, and written in the order of the text.
         slots = sorted(replaced)
+        # Before the tokens are replaced.
         labels = [tokens[place] for place in slots]
         for place in slots:
             tokens[place] = replaced[place]

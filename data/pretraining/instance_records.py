@@ -83,8 +83,10 @@ def write_instances(
     tokens = sum(len(sentence) for document in documents for sentence in document)
     generator = random.Random(seed)
     # As records, which take a tenth of what lists of numbers do.
+    # Lazily: only one instance at a time is a list of numbers.
     instances = create_instances(documents, tokenizer, options, generator, check)
     records = [record_of(instance, options) for instance in instances]
+    # The last question to the generator: it depends on the number of instances alone, not on what they are.
     generator.shuffle(records)
     with atomic_folder(to) as part:
         for number in range(files):
@@ -93,6 +95,7 @@ def write_instances(
                 for record in records[number::files]:
                     write_record(file, record)
             check()
+        # Records hold ids: without their vocabulary they mean nothing.
         tokenizer.save(part / "tokenizer")
     return Written(len(documents), sentences, tokens, len(records))
 
@@ -100,6 +103,7 @@ def write_instances(
 def record_of(instance: Instance, options: InstanceOptions) -> bytes:
     """Returns the tf.train.Example of an instance, padded with zeros to the length and the number of predictions."""
     tokens, segments, slots, labels, is_random = instance
+    # Padding is 0 in every feature, whatever the id of [PAD] is.
     short, free = options.length - len(tokens), options.predictions - len(slots)
     whole = {
         "input_ids": tokens + [0] * short,
@@ -109,6 +113,7 @@ def record_of(instance: Instance, options: InstanceOptions) -> bytes:
         "masked_lm_ids": labels + [0] * free,
         "next_sentence_labels": [int(is_random)],
     }
+    # A float each, where 0 says that a slot is none.
     weights = np.array([1.0] * len(slots) + [0.0] * free, "<f4").tobytes()
     features = b""
     for name in FEATURES:
@@ -125,6 +130,7 @@ def features_of(record: bytes) -> dict[str, NDArray[np.generic]]:
     Raises: ValueError or IndexError for bytes that are no such message.
     """
     features: dict[str, NDArray[np.generic]] = {}
+    # A name that comes twice counts by its last entry, as in any map of protobuf.
     for name, feature in _entries(record):
         for number, values in message_fields(feature):
             if number == _INT64_LIST:
@@ -164,6 +170,7 @@ def record_files(paths: Sequence[str], what: str) -> list[Path]:
 
     Raises: DataError for TFRecords together with text.
     """
+    # Both kinds are collected first: an error then names one of each.
     files: list[Path] = []
     text = ""
     for path in paths:
@@ -173,8 +180,10 @@ def record_files(paths: Sequence[str], what: str) -> list[Path]:
             continue
         check_plain(path)
         place = Path(path)
+        # Sorted, so that a folder is the same records on every machine.
         inside = sorted(place.iterdir()) if place.is_dir() else [place]
         records = [file for file in inside if file.is_file() and _NAME.search(file.name)]
+        # The script's own example calls its files *.tfrecord, but any name may be given to it.
         if not records and place.is_file() and begins_as_records(place):
             records = [place]
         files += records
@@ -185,6 +194,7 @@ def record_files(paths: Sequence[str], what: str) -> list[Path]:
             text = text or str(texts[0])
     if files and text:
         raise DataError(f"{what} names TFRecords ({files[0]}) together with text ({text}); give either by itself")
+    # By what they are, not by their names: a link to a file is the same file.
     if len({file.resolve() for file in files}) < len(files):
         raise DataError(f"{what} names a TFRecord file twice; give each once")
     return files

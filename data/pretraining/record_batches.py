@@ -42,9 +42,11 @@ class RecordBatches(SequenceBatches):
         if self.split == "dev":
             return numbers % self.examples_per_epoch
         places = np.empty_like(numbers)
+        # A batch may begin in one epoch and end in the next.
         epochs, at = np.divmod(numbers, self.examples_per_epoch)
         for e in np.unique(epochs).tolist():
             mine = epochs == e
+            # Without a table of all records: only the places that are asked for are computed.
             key = rng.key(rng.RECORD_ORDER, self.seed, e)
             places[mine] = rng.permutation_at(key, at[mine], self.examples_per_epoch)
         return places
@@ -59,7 +61,9 @@ class RecordBatches(SequenceBatches):
     def sequences(self, numbers: I64) -> Batch:
         rows = self.store.read(self.split, self._places(numbers))
         B, L, P = len(rows), self.config.length, self.config.slots
+        # Zeros behind the tokens and slots of the records, up to those of the run.
         short, free = ((0, 0), (0, L - self.store.length)), ((0, 0), (0, P - self.store.predictions))
+        # The original's mask is a prefix of ones, which its length says.
         mask_BL = np.arange(L) < rows["tokens"][:, None]
         tokens_BL = np.pad(rows["input_ids"].astype(np.int32), short)
         return {

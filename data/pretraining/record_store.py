@@ -91,6 +91,7 @@ class RecordIndex(TypedDict):
 
 def row_type(length: int, predictions: int, vocabulary: int) -> np.dtype[np.void]:
     """Returns what is stored of a record. The mask is `tokens` ones and then zeros."""
+    # Half the size where the vocabulary allows it, as shards.
     token = "<u2" if vocabulary <= 1 << 16 else "<u4"
     return np.dtype(
         [
@@ -119,6 +120,7 @@ class RecordStore:
         self.vocabulary: int = index["vocabulary"]
         self.length, self.predictions = index["length"], index["predictions"]
         self._type = row_type(self.length, self.predictions, self.vocabulary)
+        # Open as long as the store; pread has no position, so that any thread may read.
         self._rows = File(folder / ROWS)
         # The rows of each split, as spans: of a source the beginning is train, and the end may be held out.
         self._spans = {split: _spans(index["sources"], split) for split in ("train", "dev")}
@@ -135,6 +137,7 @@ class RecordStore:
     @staticmethod
     def open(folder: Path) -> "RecordStore":
         """Raises: DataError where the folder holds no records, or they are not as they were written."""
+        # The shape first, then the fingerprint: where it is missing, the message names it.
         file = folder / INDEX
         try:
             index = json.loads(read_plain(file))
@@ -155,6 +158,7 @@ class RecordStore:
 
         Raises: DataError naming one that differs; what `cancel` raises to stop the work.
         """
+        # Its own fingerprint is compared when it is loaded.
         _ = self.tokenizer
         for name, entry in self.index["files"].items():
             check_bytes(self.folder / name, entry["sha256"], _MEND, cancel)
@@ -173,11 +177,13 @@ class RecordStore:
 
     def read(self, split: str, places: I64) -> NDArray[np.void]:
         """Returns the records at these places of a split, as `row_type`, [n]."""
+        # Rows lie in the order of the files; a split has the beginnings of some and the ends of others.
         firsts, counts = self._spans[split]
         # A place lies in the first span that ends behind it.
         ends = np.cumsum(counts)
         span = np.searchsorted(ends, places, side="right")
         rows = (firsts + counts - ends)[span] + places
+        # A read for each row: an epoch's order scatters them over the file.
         width = self._type.itemsize
         return np.frombuffer(b"".join(self._rows.read(width, row * width) for row in rows.tolist()), self._type)
 
@@ -190,6 +196,7 @@ class RecordStore:
         or ""."""
         for split, paths in (("train", config.path), ("dev", config.dev)):
             # Records that are gone are no longer needed.
+            # By name and size alone: reading all records again would take as long as the first time.
             present = [path for path in paths if Path(path).exists()]
             for file in record_files(present, "data.path") if present else ():
                 was = [s["size"] for s in self.index["sources"] if (s["split"], s["name"]) == (split, file.name)]
@@ -214,13 +221,16 @@ def convert(config: DataConfig, tokenizer: WordPiece, to: Path, cancel: CancelTo
             or a greater one than `config`, or does not fit the vocabulary; and a file that is given twice.
     """
     train, dev = record_files(config.path, "data.path"), record_files(config.dev, "data.dev")
+    # The same file by another path or a link is found too.
     if both := {file.resolve() for file in train} & {file.resolve() for file in dev}:
         raise DataError(f"{min(both)}: data.dev names a file that data.path holds too; keep held-out records apart")
+    # A start that is killed leaves no half a store, and the next one begins anew.
     with atomic_folder(to) as part:
         writer = _Writer(part, tokenizer, config, cancel)
         try:
             for file in train:
                 writer.add(file, "train", config.dev_fraction)
+            # Held-out files lie behind the others, in the same rows.
             for file in dev:
                 writer.add(file, "dev", 0.0)
             writer.finish()
@@ -258,6 +268,7 @@ class _Writer:
 
     def add(self, file: Path, split: str, dev_fraction: float) -> None:
         """Appends the records of a file."""
+        # The bytes on disk, which also a compressed file's digest is of.
         digest, first = hashlib.sha256(), self._count
         for number, record in enumerate(read_records(file, digest.update), 1):
             self._cancel.check()
@@ -272,7 +283,9 @@ class _Writer:
         if not count:
             raise DataError(f"{file}: holds no record; leave the file out")
         # At least one record, and never all of them.
+        # Of a single record nothing can be held out.
         held = min(max(round(count * dev_fraction), 1), count - 1) if dev_fraction else 0
+        # Rows first … cut-1 are to train on, the others are held out.
         cut = first if split == "dev" else self._count - held
         self._count_labels(first, cut)
         self._sources.append(
@@ -296,6 +309,7 @@ class _Writer:
                     else f"{where}: {name} {what}; {_AGAIN}"
                 )
         if self._type is None:
+            # The first record says how long all of them are: a model has one shape.
             length, predictions = len(features["input_ids"]), len(features["masked_lm_ids"])
             if not 0 < length < 1 << 16 or not predictions:
                 raise DataError(f"{where} has {length:,} tokens, {predictions:,} of them to predict; {_AGAIN}")
@@ -316,6 +330,7 @@ class _Writer:
         for name in FEATURES:
             if name != "input_mask":
                 row[name] = features[name]
+        # The mask is its number of ones: half the places of a row would say nothing else.
         row["tokens"] = int(features["input_mask"].sum())
         return row
 
@@ -336,12 +351,14 @@ class _Writer:
                 f"begins with the id {id}, {tokenizer.token(id)!r} in the vocabulary, and not with [CLS]; give the "
                 "vocabulary that the records were made with: --data.tokenizer VOCAB"
             )
+        # The backbone's attention could take any mask, but positions count from the first token on.
         mask = features["input_mask"]
         if not np.array_equal(mask, np.arange(length) < mask.sum()) or not mask[0]:
             return f"input_mask is not ones and then zeros; {_AGAIN}"
         for name in ("segment_ids", "next_sentence_labels"):
             if features[name].max() > 1:
                 return f"{name} holds another number than 0 and 1; {_AGAIN}"
+        # Free slots point to place 0, and weigh nothing.
         if features["masked_lm_positions"].max() >= mask.sum():
             return f"masked_lm_positions has a place behind the {int(mask.sum())} tokens; {_AGAIN}"
         weights = features[FLOATS].astype(np.float64)
@@ -354,12 +371,15 @@ class _Writer:
         self._rows.file.flush()
         file, width = File(self._rows.path), self._type.itemsize
         for at in range(first, end, _BLOCK):
+            # Read back in blocks, since which rows are held out is known at the end of the file only.
             rows = np.frombuffer(file.read((min(at + _BLOCK, end) - at) * width, at * width), self._type)
+            # Free slots hold id 0, which nobody is to predict.
             labels = rows["masked_lm_ids"][rows[FLOATS] > 0]
             self._counts += np.bincount(labels, minlength=len(self._counts))
 
     def finish(self) -> None:
         """Writes what is known at the end. Raises: DataError where nothing is left to train on."""
+        # Possible where all files are held out, or have a single record each.
         if not any(source["records"][0] < source["records"][1] for source in self._sources):
             raise DataError("no record to train on; give more of them as data.path")
         self._unigrams.write(self._counts.astype("<i8").tobytes())

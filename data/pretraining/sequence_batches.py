@@ -61,6 +61,7 @@ class SequenceBatches:
         self.fields = dict(pair_fields(config.packed))
         self.tokenizer, self.config, self.batch, self.length = tokenizer, config, config.batch, config.length
         self.examples_per_epoch = examples_per_epoch
+        # So many sequences pay for the compilation of another number of rows.
         examples = EPOCHS * examples_per_epoch
         self.rows = (
             BatchRows(config.length, self._sample, examples, parts=parts, devices=devices) if config.packed else None
@@ -99,6 +100,7 @@ class SequenceBatches:
     def read(self, step: int, rows: I64 | None = None) -> Batch:
         """Returns the rows (numbers within the batch, all of them if None) of the step's batch, in the order asked
         for."""
+        # On a ramp a step has fewer; sequences are numbered through all steps.
         size = self.config.batch_size_at(step)
         return self.chosen(self.config.examples_before(step) + np.arange(size), size, rows)
 
@@ -111,12 +113,15 @@ class SequenceBatches:
             rows: which are returned, from 0 on; None: all.
         """
         rows = np.arange(len(numbers)) if rows is None else np.asarray(rows, np.int64)
+        # Readers are threads.
         with self._lock:
             self.rows_read += len(rows)
         if self.rows is None:
             return self.sequences(numbers[rows])
+        # In shared rows any row may hold any sequence, so that all of them are read.
         whole = self.sequences(numbers)
         own = {name: whole.pop(name)[:count] for name in SEQUENCES}
+        # Where each lies follows from the lengths alone: every process finds the same.
         packing = self.rows.pack(own["mask"].sum(1), len(numbers))
         packed = in_rows(own, packing, len(numbers), self.tokenizer.pad)
         return {
@@ -137,6 +142,7 @@ class HeldOutSequences:
         self.batch = batches.batch
         self.count = batches.examples_per_epoch
         """Sequences in all."""
+        # Rounded up: the last batch may be partly filled.
         self.steps = -(-self.count // self.batch)
 
     @property
