@@ -127,7 +127,7 @@ def record_of(instance: Instance, options: InstanceOptions) -> bytes:
 def features_of(record: bytes) -> dict[str, NDArray[np.generic]]:
     """Returns the features of a tf.train.Example by name: u64 [n], or f32 [n] of floats; others are left out.
 
-    Raises: ValueError or IndexError for bytes that are no such message.
+    Raises: ValueError, IndexError or OverflowError for bytes that are no such message.
     """
     features: dict[str, NDArray[np.generic]] = {}
     # A name that comes twice counts by its last entry, as in any map of protobuf.

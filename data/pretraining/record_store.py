@@ -275,7 +275,7 @@ class _Writer:
             where = f"{file}: record {number:,}"
             try:
                 features = features_of(record)
-            except (ValueError, IndexError):
+            except (ValueError, IndexError, OverflowError):
                 raise DataError(f"{where} is no tf.train.Example; {_AGAIN}") from None
             self._rows.write(self._row(features, where).tobytes())
             self._count += 1

@@ -15,7 +15,32 @@ _WORDS = "data/tokenizers/test_word_level.py::"
 _VECTORS = "data/test_word_vectors.py::"
 _STATIC = "interchange/test_static_vectors.py::"
 
+_CREATED = "data/pretraining/test_create_instances.py"
+_RECORDS = "data/pretraining/test_record_store.py::"
+
 PRETRAINING = (
+    *mutants_of(
+        "data/pretraining/create_instances.py",
+        ("pairs.instances-documents-in-order", "    generator.shuffle(documents)\n", "", _CREATED),
+        ("pairs.instances-shorter-side-cut", "a if len(a) > len(b) else b", "a if len(a) >= len(b) else b", _CREATED),
+        ("pairs.instances-words-over-the-limit", "len(replaced) + len(word) > count", "len(replaced) > count", _CREATED),
+        ("pairs.instances-file-ends-a-document", "    for source in sources:\n",
+         "    for source in sources:\n        documents.append([])\n", _CREATED),
+        ("pairs.instances-unused-sentences-lost", "            at = middle\n", "            pass\n", _CREATED),
+    ),
+    *mutants_of(
+        "data/pretraining/record_batches.py",
+        ("pairs.records-one-order-for-all-epochs", "rng.key(rng.RECORD_ORDER, self.seed, e)",
+         "rng.key(rng.RECORD_ORDER, self.seed)",
+         f"{_RECORDS}test_an_epoch_is_every_record_once_in_an_order_of_its_own"),
+    ),
+    *mutants_of(
+        "data/pretraining/record_store.py",
+        ("pairs.records-held-out-counted", "self._count_labels(first, cut)", "self._count_labels(first, self._count)",
+         f"{_RECORDS}test_held_out_files_and_guesses"),
+        ("pairs.records-no-look-at-the-vocabulary", "!= tokenizer.cls:", "< 0:",
+         f"{_RECORDS}test_a_wrong_record_is_one_line_with_its_number"),
+    ),
     *mutants_of(
         "data/pretraining/masking.py",
         ("masking.90-percent-masked", "rng.uniform(first) < 0.8", "rng.uniform(first) < 0.9", _MASKING),

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from contexture.data.batches import check_fields
 from contexture.data.config import DataConfig
@@ -229,6 +231,15 @@ WRONG: dict[str, tuple[bytes, str]] = {
         "input_ids has the id 95, and the vocabulary 95 pieces; give",
     ),
     "a label above": (_changed(masked_lm_ids=[500, 0, 0, 0]), "masked_lm_ids has the id 500, and the vocabulary 95"),
+    "a number of 70 bits": (
+        message_field(
+            1,
+            message_field(
+                1, message_field(1, b"a") + message_field(2, message_field(3, b"\x08" + b"\xff" * 9 + b"\x7f"))
+            ),
+        ),
+        "is no tf.train.Example",
+    ),
     "an id below": (_changed(input_ids=[2, 2**64 - 1, *_IDS[2:]]), "input_ids has the id -1, and the vocabulary"),
     "no CLS": (_changed(input_ids=[7, *_IDS[1:]]), "begins with the id 7, 'w2' in the vocabulary, and not with .CLS."),
     "mask with a hole": (_changed(input_mask=[1, 0, 1, *[0] * 21]), "input_mask is not ones and then zeros; write"),
@@ -247,6 +258,26 @@ def test_a_wrong_record_is_one_line_with_its_number(name: str, tmp_path: Path):
     with pytest.raises(DataError, match=f"^{file}: record 2:? {line}"):
         convert(config(file), TOKENIZER, tmp_path / "data")
     assert not (tmp_path / "data").exists()
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 3), st.binary(max_size=12)), min_size=1))
+def test_any_changed_record_is_read_or_said(tmp_path_factory, edits: list[tuple[float, int, bytes]]):
+    """Its check sums are right: whoever wants to harm computes them."""
+    record = bytearray(record_of(instance(0), OPTIONS))
+    for at, out, put in edits:
+        place = int(at * len(record))
+        record[place : place + out] = put
+    folder = tmp_path_factory.mktemp("changed")
+    file = write(folder / "a.tfrecord", [record_of(instance(0), OPTIONS), bytes(record)])
+    try:
+        rows = convert(config(file), TOKENIZER, folder / "data").read("train", np.arange(2))
+    except DataError as error:
+        assert str(error).startswith(f"{file}: record 2")
+    else:
+        assert (
+            rows["input_ids"].max() < TOKENIZER.size and (rows["masked_lm_positions"] < rows["tokens"][:, None]).all()
+        )
 
 
 def test_what_does_not_fit_the_run_is_said_at_the_first_record(tmp_path: Path):
