@@ -76,7 +76,7 @@ def instances_of(texts: list[str], vocabulary: list[str], flags: Flags) -> list[
     return [_features(*instance, ids, flags) for instance in instances]
 
 
-def _of_document(documents, index, vocabulary, flags, rng):
+def _of_document(documents, index, vocabulary, flags, rng) -> list[tuple[list, list, int, bool]]:
     most = flags.max_seq_length - 3
     target = most
     if rng.random() < flags.short_seq_prob:
@@ -91,7 +91,7 @@ def _of_document(documents, index, vocabulary, flags, rng):
             a = sum(chunk[:end], [])
             b = []
             if len(chunk) == 1 or rng.random() < 0.5:
-                is_random = True
+                is_random, other = True, index
                 for _ in range(10):
                     other = rng.randint(0, len(documents) - 1)
                     if other != index:
@@ -110,7 +110,8 @@ def _of_document(documents, index, vocabulary, flags, rng):
                 side = a if len(a) > len(b) else b
                 side.pop(0 if rng.random() < 0.5 else -1)
             tokens = ["[CLS]", *a, "[SEP]", *b, "[SEP]"]
-            found.append((*_masked(tokens, vocabulary, flags, rng), 2 + len(a), is_random))
+            masked, chosen = _masked(tokens, vocabulary, flags, rng)
+            found.append((masked, chosen, 2 + len(a), is_random))
             chunk, size = [], 0
         i += 1
     return found
@@ -140,7 +141,7 @@ def _masked(tokens, vocabulary, flags, rng):
 
 
 def _features(masked, chosen, first, is_random, ids, flags) -> Features:
-    def padded(values, length, zero=0):
+    def padded(values, length, zero: float = 0):
         return values + [zero] * (length - len(values))
 
     L, P = flags.max_seq_length, flags.max_predictions_per_seq

@@ -23,7 +23,7 @@ PRETRAINING = (
         "data/pretraining/create_instances.py",
         ("pairs.instances-documents-in-order", "    generator.shuffle(documents)\n", "", _CREATED),
         ("pairs.instances-shorter-side-cut", "a if len(a) > len(b) else b", "a if len(a) >= len(b) else b", _CREATED),
-        ("pairs.instances-words-over-the-limit", "len(replaced) + len(word) > count", "len(replaced) > count", _CREATED),
+        ("pairs.instances-words-too-many", "len(replaced) + len(word) > count", "len(replaced) > count", _CREATED),
         ("pairs.instances-file-ends-a-document", "    for source in sources:\n",
          "    for source in sources:\n        documents.append([])\n", _CREATED),
         ("pairs.instances-unused-sentences-lost", "            at = middle\n", "            pass\n", _CREATED),

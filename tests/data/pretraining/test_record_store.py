@@ -89,7 +89,7 @@ HELD_OUT = [8, 9, 20, 21, 22]
 """A quarter of each file, at its end; none of a file of one record."""
 
 
-def row_of(number: int) -> dict[str, list]:
+def row_of(number: int) -> dict[str, Any]:
     """A record's fields of a batch."""
     made = instance(number)
     free, short = [0] * (PREDICTIONS - len(made.slots)), [0] * (LENGTH - len(made.tokens))
@@ -177,7 +177,7 @@ def test_compressed_records_are_the_same_rows(compress, store: RecordStore, data
     assert other.index["files"] == store.index["files"]
 
 
-def _changed(**features: list) -> bytes:
+def _changed(**features: list | None) -> bytes:
     """A record with other features; None leaves one out."""
     whole: dict[str, Any] = {
         name: values.tolist() for name, values in features_of(record_of(instance(0), OPTIONS)).items()
