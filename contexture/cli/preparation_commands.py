@@ -73,14 +73,15 @@ def prepare_command(argv: list[str]) -> Result:
     check_free(request.to)
     parts = Path(f"{request.to}.parts")
     # Parts of a whole preparation lie on this machine's disk: of shards in a bucket nothing would be left.
-    kept = not request.part and not request.join and address_of(request.to) is None
+    records = request.format == "google-tfrecord"
+    kept = not records and not request.part and not request.join and address_of(request.to) is None
     with Signals(PARTS_KEPT if kept else NOTHING_WRITTEN) as signals:
         if request.join:
             return _of_shards(request.to, join(parts, Path(request.to), stream=run.stream or "", check=signals.check))
-        if request.format == "google-tfrecord" and run.stream != "sentence_pairs":
+        if records and run.stream != "sentence_pairs":
             raise ConfigError(f"--as google-tfrecord is for a BERT's pairs, not for {run.text.called}; leave it out")
         tokenizer = _preparing_tokenizer(request, run, data, signals)
-        if request.format == "google-tfrecord":
+        if records:
             return _write_records(request, run, tokenizer, signals)
         if request.part:
             return _prepare_part(request, run, data, tokenizer, parts, signals)

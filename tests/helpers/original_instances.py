@@ -73,7 +73,7 @@ def instances_of(texts: list[str], vocabulary: list[str], flags: Flags) -> list[
             instances += _of_document(documents, index, vocabulary, flags, rng)
     rng.shuffle(instances)
     ids = {piece: number for number, piece in enumerate(vocabulary)}
-    return [_features(*instance, ids, flags) for instance in instances]
+    return [_features(masked, chosen, first, random, ids, flags) for masked, chosen, first, random in instances]
 
 
 def _of_document(documents, index, vocabulary, flags, rng) -> list[tuple[list, list, int, bool]]:

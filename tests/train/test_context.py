@@ -171,7 +171,9 @@ def test_what_cannot_be_cut_is_refused_in_one_line():
     for model in (ElmoConfig(), VectorsConfig()):
         with pytest.raises(ConfigError, match=f"context=2 cuts sequences for attention, and {model.family} has none"):
             meshes.check_context(MeshConfig(context=2), model, 32)
-    with pytest.raises(ConfigError, match=r"data.length=30 is not a multiple of mesh.context=4; give --data.length 28 or 32"):
+    with pytest.raises(
+        ConfigError, match=r"data.length=30 is not a multiple of mesh.context=4; give --data.length 28 or 32"
+    ):
         meshes.check_context(MeshConfig(context=4), BertConfig(), 30)
     with pytest.raises(ValueError, match="mesh.context=0 is not at least 1"):
         MeshConfig(context=0)
