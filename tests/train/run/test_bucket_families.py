@@ -4,6 +4,7 @@ import json
 import random
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -101,5 +102,6 @@ def test_a_family_lives_in_a_bucket(bucket_store, start, printed, family, reques
     form = "bilm" if family == "elmo" else "hf"
     printed("export", run, form, "--to", model)
     printed("import", form, model, "--to", f"{place}/again")
+    time.sleep(1)  # its age is that of the import, not of this look
     again = printed("status", f"{place}/again")["runs"][0]
     assert (again["run"], again["checkpoint"]) == (f"{place}/again", 0) and again["checkpoint_seconds"] > 1
