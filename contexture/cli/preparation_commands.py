@@ -143,12 +143,12 @@ def _prepare_part(
     tally = Tally(sum(span.end - span.start for span in job.spans(part, count)))
     line = _Progress(tally)
 
-    def told(read: int, documents: int, tokens: int) -> None:
+    def report(read: int, documents: int, tokens: int) -> None:
         tally.add(read, documents, tokens)
         signals.check()
         line.show()
 
-    tokenize_part(job, parts, part, count, told)
+    tokenize_part(job, parts, part, count, report)
     return {"part": str(parts / part_name(part, count)), "documents": tally.documents, "tokens": tally.tokens}
 
 

@@ -29,7 +29,7 @@ _SPAWN = multiprocessing.get_context("spawn")  # a forked process would have loc
 
 @dataclass
 class Tally:
-    """What was read and written so far."""
+    """Counts of what was read and written so far."""
 
     total: int
     """Bytes of all sources; of a TFDS set and a columnar file about as many as are read."""
@@ -37,7 +37,7 @@ class Tally:
     documents: int = 0
     tokens: int = 0
     workers: dict[int, str] = field(default_factory=dict)
-    """What each worker is at."""
+    """The part that each worker tokenises, by the worker's number."""
 
     def add(self, read: int = 0, documents: int = 0, tokens: int = 0) -> None:
         # Some sizes are estimates: never more than all.
@@ -46,17 +46,17 @@ class Tally:
         self.tokens += tokens
 
 
-Tell: TypeAlias = Callable[[int, int, int], None]
+Report: TypeAlias = Callable[[int, int, int], None]
 """Called with the bytes that were read, and the documents and tokens that were written, since the last call; an
 exception that it raises stops the work."""
 
 
 @dataclass(frozen=True)
 class _Work:
-    """What a worker is told."""
+    """The arguments of a worker."""
 
     open: Callable[[DataConfig, Tokenizer, Stream, int], Job]
-    tokenize: Callable[[Job, Path, int, int, Tell], None]
+    tokenize: Callable[[Job, Path, int, int, Report], None]
     config: DataConfig
     tokenizer: Path
     stream: Stream
@@ -69,12 +69,12 @@ class _Work:
 
 def tokenize_in_workers(
     open: Callable[[DataConfig, Tokenizer, Stream, int], Job],
-    tokenize: Callable[[Job, Path, int, int, Tell], None],
+    tokenize: Callable[[Job, Path, int, int, Report], None],
     job: Job,
     folder: Path,
     count: int,
     workers: int,
-    told: Tell,
+    report: Report,
     tally: Tally,
 ) -> None:
     """Tokenises all parts that are not done, in so many processes.
@@ -86,8 +86,8 @@ def tokenize_in_workers(
         folder: where its parts lie.
         count: how many parts there are.
         workers: how many processes.
-        told: called twice a second at least.
-        tally: gets what each worker is at.
+        report: called twice a second at least.
+        tally: gets the part that each worker tokenises.
 
     Raises:
         DataError: as `tokenize_part`.
@@ -103,7 +103,7 @@ def tokenize_in_workers(
     threads = max((os.cpu_count() or 1) // workers, 1)
     piece = text_parts.PIECE
     work = _Work(open, tokenize, job.config, vocabulary, job.stream, job.per_file, piece, folder, count, threads)
-    # A part goes to whoever is free; -1 sends a worker home.
+    # The next free worker takes the next part; -1 ends a worker.
     parts, messages = _SPAWN.Queue(), _SPAWN.Queue()
     for part in [*range(count), *[-1] * workers]:
         parts.put(part)
@@ -113,7 +113,7 @@ def tokenize_in_workers(
     for process in processes:
         process.start()
     try:
-        _listen(processes, messages, told, tally)
+        _listen(processes, messages, report, tally)
     finally:
         for process in processes:
             process.terminate()
@@ -123,7 +123,7 @@ def tokenize_in_workers(
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _listen(processes: list[SpawnProcess], messages: Any, told: Tell, tally: Tally) -> None:
+def _listen(processes: list[SpawnProcess], messages: Any, report: Report, tally: Tally) -> None:
     """Passes on what workers say, until all have ended."""
     while True:
         # A worker that was killed (by the system, for memory) has left its part undone.
@@ -136,18 +136,18 @@ def _listen(processes: list[SpawnProcess], messages: Any, told: Tell, tally: Tal
         try:
             worker, what, value = messages.get(timeout=0.0 if ended else _BETWEEN)
         except queue.Empty:
-            told(0, 0, 0)
+            report(0, 0, 0)
             if ended:
                 break
             continue
         # An error of the user's text, or of the disk, is that of the command.
         if what == "error":
             raise value
-        # What a worker is at is shown on request; figures are added up.
+        # The part of a worker is shown on request; counts are added up.
         if what == "part":
             tally.workers[worker] = value
         else:
-            told(*value)
+            report(*value)
 
 
 def _end_with_parent() -> None:
@@ -168,7 +168,7 @@ def _work(work: _Work, parts: Any, messages: Any, number: int) -> None:
     text_parts.PIECE = work.piece
     counts, last = [0, 0, 0], time.monotonic()
 
-    def told(*new: int) -> None:
+    def report(*new: int) -> None:
         nonlocal last, counts
         # Few messages: a part says thousands of times what it has read.
         counts = [one + more for one, more in zip(counts, new, strict=True)]
@@ -176,13 +176,13 @@ def _work(work: _Work, parts: Any, messages: Any, number: int) -> None:
             messages.put((number, "counts", tuple(counts)))
             counts, last = [0, 0, 0], time.monotonic()
 
-    # What another exception means, its traceback says: it is no fault of the text.
+    # Any other exception is a defect of ours: its traceback is printed.
     try:
         tokenizer = load_tokenizer(work.tokenizer, work.config.lowercase, work.config.word_splitter)
         job = work.open(work.config, tokenizer, work.stream, work.per_file)
         while (part := parts.get()) >= 0:
             messages.put((number, "part", part_name(part, work.count)))
-            work.tokenize(job, work.folder, part, work.count, told)
+            work.tokenize(job, work.folder, part, work.count, report)
         messages.put((number, "counts", tuple(counts)))
     except (DataError, OSError) as error:
         messages.put((number, "error", error))

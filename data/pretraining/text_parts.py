@@ -20,7 +20,7 @@ from contexture.data.tokenizers.base import Tokenizer
 PIECE = 1 << 24
 """Bytes of a piece. The digest of a source is made of those of its pieces, which parts compute apart."""
 _END = 1 << 16
-"""Bytes at either end of a source by which another text of the same name and size is told apart."""
+"""Bytes at the beginning and at the end of a file by which a changed file of the same size is noticed."""
 _PARTS, _PART = 64, 1 << 28
 """How many parts a preparation has on one machine (as far as there are pieces), and their bytes where these are more:
 so much of the work is lost by a kill at most."""
@@ -62,20 +62,17 @@ class Job:
         }
 
     def part_count(self) -> int:
-        """Returns how many parts a preparation has where nobody says: few enough to be cheap, and small enough to do
-        again."""
-        # Not by the machine: another one goes on with the same parts.
-        pieces = _pieces(self.sources, self._documents)
-        total = sum(piece.end - piece.start for piece in pieces)
-        return max(min(len(pieces), max(_PARTS, -(-total // _PART))), 1)
+        """Returns the default number of parts."""
+        # Independent of the machine: another one resumes with the same parts.
+        total = sum(piece.end - piece.start for piece in self._pieces)
+        return max(min(len(self._pieces), max(_PARTS, -(-total // _PART))), 1)
 
     def spans(self, part: int, count: int) -> list["PartSpan"]:
         """Returns what a part reads, in the order of the text."""
-        pieces = _pieces(self.sources, self._documents)
-        total = sum(piece.end - piece.start for piece in pieces)
+        total = sum(piece.end - piece.start for piece in self._pieces)
         spans: list[PartSpan] = []
         before = 0
-        for piece in pieces:
+        for piece in self._pieces:
             # By the place of its first byte among all, in whole numbers: a share holds none, one or many.
             mine = part * total <= before * count < (part + 1) * total
             before += piece.end - piece.start
@@ -90,19 +87,20 @@ class Job:
 
     def open(self, span: "PartSpan") -> Source | None:
         """Returns the documents that begin in a span; None where none does."""
-        # One that cannot be cut is read whole by the part that has its beginning.
+        # A source that cannot be cut has one span.
         source = self.sources[span.source]
-        if not (isinstance(source, TextFile) and source.can_be_cut(self._documents)):
+        if not isinstance(source, TextFile) or (span.start == 0 and span.end >= source.size):
             return source
         # Both ends move on to where a document begins: what is left in front belongs to the span before.
         first = source.document_border(span.start) if span.start else 0
         last = source.size if span.end >= source.size else source.document_border(span.end)
         return dataclasses.replace(source, span=(first, last)) if first < last else None
 
-    @property
-    def _documents(self) -> str:
-        # Sentences end a document at an empty line, whatever a document is elsewhere.
-        return self.config.documents if self.stream == "windows" else "blank_lines"
+    @cached_property
+    def _pieces(self) -> list["PartSpan"]:
+        # Once: whether a file can be cut is seen by reading its beginning. Where sentences are tokenised, an empty line
+        # ends a document, whatever a document is elsewhere.
+        return _pieces(self.sources, self.config.documents if self.stream == "windows" else "blank_lines")
 
 
 def _digest_of_ends(source: Source) -> str:
@@ -193,7 +191,7 @@ class PieceDigests:
 
     def pieces(self) -> list[str]:
         """Returns the digests, the last one of a piece that may be shorter."""
-        # A piece that has just ended has begun no other.
+        # No empty piece follows one that is complete.
         return [*self._digests, *([self._digest.hexdigest()] if self._room < PIECE else [])]
 
 

@@ -38,7 +38,7 @@ from contexture.data.pretraining.join_parts import (
     parts_name,
     read_part,
 )
-from contexture.data.pretraining.part_workers import Tally, Tell, tokenize_in_workers
+from contexture.data.pretraining.part_workers import Report, Tally, tokenize_in_workers
 from contexture.data.pretraining.shards import BLOCK_TOKENS, Shards
 from contexture.data.pretraining.shards_index import PER_FILE, UNKNOWN
 from contexture.data.pretraining.text_parts import Job, PartSpan, PieceDigests
@@ -68,7 +68,7 @@ def prepare(
     """Tokenises `config.path` (and `config.dev`) into the folder `to` and opens it.
 
     The folder appears when it is whole. Parts that are done stay next to it where the work is stopped, and the same
-    call goes on with them. `config.dev_fraction` holds out the end of each file, in whole documents where
+    call resumes with them. `config.dev_fraction` holds out the end of each file, in whole documents where
     it has several. Sentences without tokens and documents without sentences are dropped. `progress` is called with the
     bytes read and the bytes in all (approximate for a TFDS set and a columnar file), at least every half megabyte; an
     exception that it raises stops the work. Warns where many tokens of the text are unknown.
@@ -97,15 +97,15 @@ def prepare(
     tally.total = sum(source.size for source in job.sources)
 
     # Called without bytes between two batches too, where `progress` may stop the work.
-    def told(read: int, documents: int, tokens: int) -> None:
+    def report(read: int, documents: int, tokens: int) -> None:
         tally.add(read, documents, tokens)
         if progress:
             progress(tally.read, tally.total)
 
-    return _in_parts(job, to, workers, told, tally)
+    return _in_parts(job, to, workers, report, tally)
 
 
-def _in_parts(job: Job, to: Path, workers: int, told: Tell, tally: Tally) -> Shards:
+def _in_parts(job: Job, to: Path, workers: int, report: Report, tally: Tally) -> Shards:
     """Makes all parts that are not done, and joins them."""
     # Named after the preparation: parts of another text or vocabulary are never taken for its own.
     parts = to.with_name(parts_name(to.name, fingerprint_of(job.facts)[:8]))
@@ -114,11 +114,11 @@ def _in_parts(job: Job, to: Path, workers: int, told: Tell, tally: Tally) -> Sha
     with _alone(parts):
         try:
             if min(workers, count) > 1:
-                tokenize_in_workers(job_of, tokenize_part, job, parts, count, min(workers, count), told, tally)
+                tokenize_in_workers(job_of, tokenize_part, job, parts, count, min(workers, count), report, tally)
             else:
                 for part in range(count):
-                    tokenize_part(job, parts, part, count, told)
-            shards = join(parts, to, job.tokenizer, check=lambda: told(0, 0, 0))
+                    tokenize_part(job, parts, part, count, report)
+            shards = join(parts, to, job.tokenizer, check=lambda: report(0, 0, 0))
         except PartError:
             raise
         except DataError:
@@ -162,7 +162,7 @@ def job_of(config: DataConfig, tokenizer: Tokenizer, stream: Stream, per_file: i
     return Job(config, tokenizer, stream, per_file, train, dev)
 
 
-def tokenize_part(job: Job, folder: Path, part: int, count: int, told: Tell) -> None:
+def tokenize_part(job: Job, folder: Path, part: int, count: int, report: Report) -> None:
     """Tokenises a part of a text into a folder of its own below `folder`, unless it is there already.
 
     Args:
@@ -170,7 +170,7 @@ def tokenize_part(job: Job, folder: Path, part: int, count: int, told: Tell) -> 
         folder: where its parts lie.
         part: the number of the part, from 0.
         count: how many parts there are.
-        told: called at least every half megabyte.
+        report: called at least every half megabyte.
 
     Raises:
         DataError: for text that cannot be read, and where another preparation's part is there.
@@ -181,7 +181,7 @@ def tokenize_part(job: Job, folder: Path, part: int, count: int, told: Tell) -> 
         # Its text counts as read.
         index = read_part(place, job.facts)
         read = sum(span.end - span.start for span in job.spans(part, count))
-        told(read, *(sum(entry[name] for entry in index["spans"]) for name in ("documents", "tokens")))
+        report(read, *(sum(entry[name] for entry in index["spans"]) for name in ("documents", "tokens")))
         return
     # A part appears when it is whole: whoever sees it need not make it.
     try:
@@ -189,7 +189,7 @@ def tokenize_part(job: Job, folder: Path, part: int, count: int, told: Tell) -> 
             writer = _PartWriter(partial, job)
             try:
                 for span in job.spans(part, count):
-                    writer.add(span, told)
+                    writer.add(span, report)
                 writer.finish(part, count)
             except BaseException:
                 writer.close()
@@ -217,8 +217,8 @@ class _PartWriter:
         self.unigrams = np.zeros(self.tokenizer.size, np.int64)
         self.spans: list[PartEntry] = []
 
-    def add(self, span: PartSpan, told: Tell) -> None:
-        """Writes the documents that begin in a span. told: as in `tokenize_part`."""
+    def add(self, span: PartSpan, report: Report) -> None:
+        """Writes the documents that begin in a span. report: as in `tokenize_part`."""
         # What the span adds is the difference to what there was.
         source, before = self.job.open(span), (self.tokens, self.sentences, self.documents)
         first = source.span[0] if isinstance(source, TextFile) else None
@@ -226,14 +226,14 @@ class _PartWriter:
 
         def read(raw: bytes) -> None:
             digests.update(raw)
-            told(len(raw), 0, 0)
+            report(len(raw), 0, 0)
 
         # Between two batches of text.
         last = [self.documents, self.tokens]
 
         def seen() -> None:
             now = [self.documents, self.tokens]
-            told(0, now[0] - last[0], now[1] - last[1])
+            report(0, now[0] - last[0], now[1] - last[1])
             last[:] = now
 
         # In a part of a long document none may begin.
