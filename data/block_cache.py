@@ -10,6 +10,7 @@ import logging
 import os
 import tempfile
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -79,12 +80,14 @@ class BlockCache:
         self.blocks_read = self.requests = self.bytes_fetched = self.blocks_fetched = 0
         """Blocks that were asked for; requests, bytes and blocks that were fetched for them."""
         self._sizes, self._digests = sizes, digests
-        # Blocks of all files are numbered through: the first number of each file, and the file of each first number.
+        # Blocks of all files are numbered through, from the first number of each file on.
         self._firsts: dict[str, int] = {}
         count = 0
         for name, size in sizes.items():
             self._firsts[name] = count
             count += -(-size // BLOCK)
+        # In the order of their blocks; an empty file has none.
+        self._names = [name for name, size in sizes.items() if size]
         # The index names the size of the digests' file, which follows from the sizes of the others.
         assert len(digests) == count * DIGEST
         # One file without a name, which ends with the process: block n of the cache is at n · BLOCK.
@@ -188,8 +191,8 @@ class BlockCache:
         return fetched
 
     def _name_of(self, block: int) -> str:
-        # The last file that begins at this number or before it; an empty one has no blocks.
-        return max((first, name) for name, first in self._firsts.items() if first <= block and self._sizes[name])[1]
+        # The last file that begins at this number or before it. By bisection: a large text has thousands of files.
+        return self._names[bisect_right(self._names, block, key=self._firsts.__getitem__) - 1]
 
     def _keep(self, fetched: Mapping[int, bytes]) -> None:
         """Writes blocks to the local file, in place of those that were not read for the longest time."""
