@@ -160,7 +160,6 @@ QUICK = [
     ("tag", "gpt2", 4),
     ("span", "bert", None),
     ("both orders", "gpt", 4),
-    ("pairs", "elmo", 4),
     ("tag by an LSTM on a mix", "elmo", 4),
     ("span", "vectors", 4),
 ]
