@@ -60,7 +60,7 @@ _READERS_OF_WORDS = _called(lambda text: text.reads_words)
 _ADAM = _Scope("--optim.name adamw, bert or gpt1", lambda run: run.optim.name != "adagrad")
 _SCOPES: dict[str, _Scope] = {
     **dict.fromkeys(
-        ("data.path", "data.dev", "data.dev_fraction"),
+        ("data.path", "data.text_column", "data.dev", "data.dev_fraction"),
         _Scope("pretraining on text (a task has --task.train and --task.dev)", lambda run: not _is_task(run)),
     ),
     **_of_families(),

@@ -41,6 +41,8 @@ class DataConfig:
     path: tuple[str, ...] = ()
     """Text to train on: files (*.txt, *.jsonl, hf://…), folders, TFDS sets (tfds:NAME), or one folder made by
     `contexture prepare`. Or for a BERT the TFRecords of create_pretraining_data.py, or a folder of *.tfrecord."""
+    text_column: str = "text"
+    """The column of the text in *.jsonl, *.json and columnar files, and in TFDS sets."""
     dev: tuple[str, ...] = ()
     """Held-out text, like data.path."""
     dev_fraction: float = 0.0

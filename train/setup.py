@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from contexture.data import mirror
 from contexture.data.batches import Batches, HeldOut
 from contexture.data.cancel import NEVER, CancelToken
+from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.families.registry import TEXT_FAMILIES
 from contexture.data.plain_files import check_plain
@@ -301,8 +302,8 @@ def _resolve_shards(run: Run, directory: Path, cancel: CancelToken) -> tuple[Sha
             raise ConfigError(f"{directory}: {changed}; put the text back, or give another --dir")
         return shards, load_tokenizer(directory / "tokenizer", run.data.lowercase)
     # A new run: learn a vocabulary if none is given, then tokenise into RUN/data.
-    sources = expand(run.data.path, "data.path")
-    expand(run.data.dev, "data.dev") if run.data.dev else None  # refused before a vocabulary is learned
+    # Held-out text too is refused before a vocabulary is learned.
+    sources, _ = tokenize_corpus.sources_of(run.data)
     tokenizer = _tokenizer(run, directory, cancel)
     check_tokenizer(run, tokenizer)
     logger.info(f"tokenising {len(sources)} source(s) into {own}")
@@ -340,6 +341,10 @@ def check_agreement(run: Run, shards: Shards, tokenizer: Tokenizer) -> None:
     for name, was in (("lowercase", lowercase), ("word_splitter", splitter), of_stream[shards.stream]):
         if getattr(config, name) != was:
             raise ConfigError(f"the text was prepared with {flag('data.' + name)} {was}; give the same")
+    # Left out, it says nothing; the shards know their own.
+    column = shards.index.get("text_column", DataConfig.text_column)
+    if config.text_column not in (DataConfig.text_column, column):
+        raise ConfigError(f"the text was prepared from the column {column!r}; leave data.text-column out")
     check_tokenizer(run, tokenizer)
 
 
@@ -356,8 +361,8 @@ def check_text(run: Run, directory: Path) -> None:
             check_records(run)
         else:
             # The first bytes of each file are enough to refuse a picture or another encoding in time.
-            check_beginnings(expand(run.data.path, "data.path"))
-            check_beginnings(expand(run.data.dev, "data.dev") if run.data.dev else [])
+            for sources in tokenize_corpus.sources_of(run.data):
+                check_beginnings(sources)
         if run.data.tokenizer and not Path(run.data.tokenizer).exists():
             check_plain(run.data.tokenizer)  # a bucket is named as one
             raise DataError(f"{run.data.tokenizer}: data.tokenizer names no such file or folder; check the path")
@@ -392,7 +397,7 @@ def _tokenizer(run: Run, directory: Path, cancel: CancelToken) -> Tokenizer:
         check_tokenizer_kind(run, tokenizer.kind)
         return tokenizer
     # Neither a run nor a vocabulary is given: learn one from the text, of the recipe's kind and size.
-    files, data = expand(run.data.path, "data.path"), run.data
+    files, data = expand(run.data.path, "data.path", run.data.text_column), run.data
     check_tokenizer_kind(run, data.vocabulary)
     logger.info(f"learning a vocabulary of at most {run.model.vocab} tokens ({data.vocabulary})")
     tokenizer = learn(

@@ -41,7 +41,7 @@ def tokenizer_command(argv: list[str]) -> Result:
     request = parse(TokenizerRequest, argv, "tokenizer")
     check_free(request.to, request.overwrite)
     with Signals(NOTHING_WRITTEN) as signals:
-        files = expand(request.input, "input")
+        files = expand(request.input, "input", request.text_column)
         if request.sample_gb:
             files = sampled(files, request.sample_gb * 1e9)
         marks = LostMarks() if request.kind == "wordpiece" and request.lowercase else None
@@ -67,7 +67,9 @@ def prepare_command(argv: list[str]) -> Result:
     request = parse(PrepareRequest, argv, "prepare")
     run = with_settings(recipe(request.recipe), read_settings(request.config), request.config)
     try:
-        data = dataclasses.replace(run.data, path=request.input, dev=request.dev, dev_fraction=request.dev_fraction)
+        column = request.text_column or run.data.text_column
+        held_out = {"dev": request.dev, "dev_fraction": request.dev_fraction}
+        data = dataclasses.replace(run.data, path=request.input, text_column=column, **held_out)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     check_free(request.to)
@@ -82,7 +84,7 @@ def prepare_command(argv: list[str]) -> Result:
             raise ConfigError(f"--as google-tfrecord is for a BERT's pairs, not for {run.text.called}; leave it out")
         tokenizer = _preparing_tokenizer(request, run, data, signals)
         if records:
-            return _write_records(request, run, tokenizer, signals)
+            return _write_records(request, data, tokenizer, signals)
         if request.part:
             return _prepare_part(request, run, data, tokenizer, parts, signals)
         tally = Tally(0)
@@ -106,14 +108,13 @@ def _preparing_tokenizer(request: PrepareRequest, run: Run, data: DataConfig, si
     if request.tokenizer:
         tokenizer = load_tokenizer(request.tokenizer, data.lowercase, data.word_splitter)
     else:
-        files, kind, size = expand(request.input, "input"), data.vocabulary, run.model.vocab
+        files, kind, size = expand(data.path, "input", data.text_column), data.vocabulary, run.model.vocab
         tokenizer = learn(kind, files, size, data.lowercase, signals, data.documents, data.word_splitter)
     check_tokenizer_kind(run, tokenizer.kind)
     return tokenizer
 
 
-def _write_records(request: PrepareRequest, run: Run, tokenizer: Tokenizer, signals: Signals) -> Result:
-    data = run.data
+def _write_records(request: PrepareRequest, data: DataConfig, tokenizer: Tokenizer, signals: Signals) -> Result:
     options = InstanceOptions(
         length=data.length,
         predictions=data.slots,
@@ -122,7 +123,7 @@ def _write_records(request: PrepareRequest, run: Run, tokenizer: Tokenizer, sign
         dupe_factor=request.dupe_factor,
         whole_word_mask=request.whole_word_mask,
     )
-    sources = expand(request.input, "input")
+    sources = expand(data.path, "input", data.text_column)
     written = write_instances(
         sources,
         wordpiece(tokenizer),

@@ -79,6 +79,8 @@ class TokenizerRequest:
     sentencepiece."""
     input: Annotated[tuple[str, ...], FILES]
     """The text to learn from: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
+    text_column: str = "text"
+    """The column of the text in tables (*.jsonl, *.json, *.parquet, TFDS sets, …)."""
     sample_gb: float = 0.0
     """Learn from so many gigabytes of the text, pieces of 16 MiB at equal distances; 0: from all of it."""
     vocab_size: int = 30522
@@ -109,6 +111,9 @@ class PrepareRequest:
     """The recipe that the runs will have: it decides how text is cut and tokenised."""
     input: Annotated[tuple[str, ...], FILES] = ()
     """The text to tokenise: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
+    text_column: str = ""
+    """The column of the text in tables (*.jsonl, *.json, *.parquet, TFDS sets, …). Without it, data.text-column of
+    --config, or text."""
     to: Annotated[str, DIR]
     """The folder to write to."""
     format: Annotated[Literal["shards", "google-tfrecord"], Arg(aliases=("--as",))] = "shards"
@@ -150,7 +155,7 @@ class PrepareRequest:
         check_effect(self, ("per_worker",), self.workers > 1, "several workers; give --workers 4")
         self._check_format()
         if self.join:
-            given = ("input", "tokenizer", "dev", "dev_fraction", "part", "workers")
+            given = ("input", "text_column", "tokenizer", "dev", "dev_fraction", "part", "workers")
             check_effect(self, given, False, "making parts; leave --join out")
         if self.part:
             _ = self.part_of_count

@@ -23,6 +23,7 @@ from contexture.data.pretraining.shards import Shards, SplitTable, TokenFiles
 from contexture.data.pretraining.shards_index import DIGESTS, INDEX, SPLITS, UNKNOWN, SourceEntry
 from contexture.data.pretraining.text_parts import source_digest
 from contexture.data.storage import atomic_folder
+from contexture.data.text.columnar import TEXT
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import CorpusVocabulary
 from contexture.data.tokenizers.registry import load_tokenizer
@@ -46,6 +47,7 @@ _JOB = {
     "tokenizer": str,
     "stream": str,
     "documents": str,
+    "text_column": str,
     "split_sentences": bool,
     "dev_fraction": float,
     "per_file": int,
@@ -477,7 +479,9 @@ class _Writer:
             "files": {out.path.name: out.entry() for out in written},
             "block": BLOCK,
         }
-        # Sentence pairs are the default stream, and leave it out.
+        # The usual column is left out, as are sentence pairs, the default stream.
+        if self.job["text_column"] != TEXT:
+            index["text_column"] = self.job["text_column"]
         if self._windows:
             index |= {"stream": self.job["stream"], "documents": self.job["documents"]}
         if self.numbering is not None:

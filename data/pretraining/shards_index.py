@@ -97,6 +97,7 @@ class ShardsIndex(TypedDict):
     fingerprint: str
     stream: NotRequired[str]
     documents: NotRequired[str]
+    text_column: NotRequired[str]
     block: NotRequired[int]
     """Bytes of the blocks that have a digest each; not in the first shards, which a bucket gives whole."""
     unknown: UnknownWords

@@ -54,6 +54,7 @@ class Job:
             "tokenizer": self.tokenizer.fingerprint,
             "stream": self.stream,
             "documents": self.config.documents,
+            "text_column": self.config.text_column,
             "split_sentences": self.config.split_sentences,
             "dev_fraction": float(self.config.dev_fraction),
             "per_file": self.per_file,

@@ -13,6 +13,7 @@ A part is a folder:
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -27,6 +28,7 @@ from contexture.data import mirror
 from contexture.data.binary_files import HashingWriter, Int64Writer, close_all, fingerprint_of
 from contexture.data.config import DataConfig, Stream
 from contexture.data.errors import DataError
+from contexture.data.plain_files import WHOLE
 from contexture.data.pretraining.join_parts import (
     FORMAT,
     PART,
@@ -153,13 +155,18 @@ def _alone(parts: Path) -> Iterator[None]:
 
 
 def job_of(config: DataConfig, tokenizer: Tokenizer, stream: Stream, per_file: int = PER_FILE) -> Job:
-    """Returns a preparation. Raises: DataError for text that `sources` refuses, and for a source that is both to train
-    on and held out."""
-    train = expand(config.path, "data.path")
-    dev = expand(config.dev, "data.dev") if config.dev else []
+    """Returns a preparation. Raises: as `sources_of`."""
+    return Job(config, tokenizer, stream, per_file, *sources_of(config))
+
+
+def sources_of(config: DataConfig) -> tuple[list[Source], list[Source]]:
+    """Returns the text to train on, and that which is held out. Raises: DataError for text that `sources` refuses, and
+    for a source that is both."""
+    train = expand(config.path, "data.path", config.text_column)
+    dev = expand(config.dev, "data.dev", config.text_column) if config.dev else []
     if both := shared([*train, *dev]):
         raise DataError(f"{both}: data.dev names a {both.kind} that data.path holds too; keep held-out text apart")
-    return Job(config, tokenizer, stream, per_file, train, dev)
+    return train, dev
 
 
 def tokenize_part(job: Job, folder: Path, part: int, count: int, report: Report) -> None:
@@ -267,7 +274,7 @@ class _PartWriter:
 
     def _name_line(self, source: Source) -> None:
         if isinstance(source, TextFile) and source.span[0]:
-            whole = TextFile(source.path)
+            whole = dataclasses.replace(source, span=WHOLE)
             for _ in whole.chunks(self.config.documents) if self.job.stream == "windows" else whole.documents():
                 pass
 

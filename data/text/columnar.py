@@ -105,21 +105,22 @@ class Columnar:
                     yield number, _Row(f"{self.path}:{number}", readers, place)
                     number += 1
 
-    def texts(self, seen: Callable[[bytes], object] = len) -> Iterator[tuple[int, str]]:
-        """Yields the column "text" as (number, text); each goes through `seen`, with a line's end.
+    def texts(self, seen: Callable[[bytes], object] = len, column: str = TEXT) -> Iterator[tuple[int, str]]:
+        """Yields a column as (number, text); each goes through `seen`, with a line's end.
 
         Raises: as `rows`; DataError where there is no such column, or a row has no string in it.
         """
         names = self.names()
-        if TEXT not in names:
+        if column not in names:
             columns = ", ".join(map(repr, names[:16]))
-            near = did_you_mean(TEXT, names)
-            near = near or next((f" (did you mean {name}?)" for name in names if name.lower() == TEXT), "")
-            raise DataError(f"{self.path}: no column {TEXT!r}{near}; the columns are {columns}; rename the text's")
-        for number, row in self.rows((TEXT,)):
-            text = row[TEXT]
+            near = did_you_mean(column, names)
+            near = near or next((f" (did you mean {name}?)" for name in names if name.lower() == column.lower()), "")
+            mend = "rename the text's, or name it (--data.text-column)"
+            raise DataError(f"{self.path}: no column {column!r}{near}; the columns are {columns}; {mend}")
+        for number, row in self.rows((column,)):
+            text = row[column]
             if not isinstance(text, str):
-                raise DataError(f"{self.path}:{number}: no string in column {TEXT!r}; leave such rows out")
+                raise DataError(f"{self.path}:{number}: no string in column {column!r}; leave such rows out")
             # Counted and hashed as a line of a text file would be.
             seen(f"{text}\n".encode())
             yield number, text

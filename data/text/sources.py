@@ -3,14 +3,16 @@ documents, unchanged.
 
 A text file (*.txt, or without a suffix) holds a sentence or a paragraph in each line and a blank line between
 documents. Each row of a table with a column "text" (`data.text.json_rows`, `data.text.columnar`) is a document, whose
-lines are its paragraphs. `data.text.tfds` describes TFDS sets. Any file but a binary table may be compressed.
+lines are its paragraphs, and each article of WikiExtractor (`data.text.wiki_extractor`). `data.text.tfds` describes
+TFDS sets. Any file but a binary table may be compressed.
 """
 
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import ClassVar
@@ -30,19 +32,21 @@ from contexture.data.plain_files import (
     is_compressed,
     open_plain,
 )
-from contexture.data.text import hub, tfds
-from contexture.data.text.columnar import Columnar, files_of, is_saved
+from contexture.data.text import hub, tfds, wiki_extractor
+from contexture.data.text.columnar import TEXT, Columnar, files_of, is_saved
 from contexture.data.text.json_rows import json_objects
 from contexture.data.text.lines import LONGEST_DOCUMENT, LONGEST_TEXT, lines, sentences, split_lines
 
-_ROWS = (".jsonl", ".json", *COLUMNAR)
+_ROWS = (".jsonl", ".json", *COLUMNAR, wiki_extractor.BLOCKS)
 _WANTED = {
-    ".jsonl": 'every line of a *.jsonl is like {"text": "…"}',
-    ".json": 'a *.json is an array of objects like {"text": "…"}',
+    ".jsonl": 'every line of a *.jsonl is like {{"{column}": "…"}}',
+    ".json": 'a *.json is an array of objects like {{"{column}": "…"}}',
 }
 _PLAIN = re.compile(r"|\.(txt|text|raw|tokens|md|\d+)|\.(txt|text|[a-z]{2})-\d+-of-\d+")
 """Suffixes of plain text, as the usual corpora have them: wiki.train.tokens, news.en-00001-of-00100, text8."""
 _KNOWN = "*.txt, *.jsonl, *.json (also with .gz, .bz2, .xz or .zst), *.parquet, *.arrow and *.feather"
+_END_OF_ROW = {".jsonl": b"\n", wiki_extractor.BLOCKS: wiki_extractor.END}
+"""What each row ends with, in tables whose rows follow each other in their bytes."""
 _TABLES = {
     ".tsv": "a table of examples",
     ".csv": "a table of examples",
@@ -67,9 +71,14 @@ class TextFile:
     path: Path
     span: Span = WHOLE
     """The bytes that `documents` and `chunks` read; a file is cut between documents alone (`document_border`)."""
+    column: str = TEXT
+    """The column of the text in a table."""
 
     @property
     def name(self) -> str:
+        # WikiExtractor's files have one name in several folders.
+        if wiki_extractor.is_name(self.path):
+            return f"{self.path.parent.name}/{self.path.name}"
         # A path like "." has no name of its own.
         return self.path.name or Path(os.path.realpath(self.path)).name
 
@@ -95,7 +104,7 @@ class TextFile:
 
         Raises: DataError with file:line where a line is not UTF-8, or not an object with a "text".
         """
-        if not self._has_rows:
+        if not self.has_rows:
             for number, line in lines(self.path, seen, cut_long=True, span=self.span):
                 yield number, line.strip()
             return
@@ -115,7 +124,7 @@ class TextFile:
 
         Raises: DataError as in `documents`.
         """
-        if self._has_rows:
+        if self.has_rows:
             for _, text in self._rows(seen):
                 # A row without text gives no document, and so no end of one.
                 yield from (text, "") if text else ()
@@ -148,8 +157,8 @@ class TextFile:
         if is_compressed(self.path) or self.path.is_dir():
             return False
         # A row of a table of JSON is a document, and a line.
-        if inner_suffix(self.path) == ".jsonl" or self._has_rows or documents != "blank_lines":
-            return inner_suffix(self.path) == ".jsonl" or (not self._has_rows and documents == "lines")
+        if self.has_rows or documents != "blank_lines":
+            return self._suffix in _END_OF_ROW or (not self.has_rows and documents == "lines")
         # A file of lines alone is one document: its borders would be looked for in all of it, each time.
         return self.document_border(1, most=_BORDERLESS) < min(self.size, _BORDERLESS)
 
@@ -157,12 +166,14 @@ class TextFile:
         """Returns the first place in a file that can be cut, from a byte on, at which a document (or a line) begins, or
         its end, or a place behind `most`.
 
-        Not every border counts, only those that bytes show alone: in a *.jsonl the end of a line, else an empty line.
+        Not every border counts, only those that bytes show alone: in a *.jsonl the end of a line, in WikiExtractor's
+        blocks that of an article, else an empty line.
         """
-        marks = (b"\n",) if self._has_rows or lines else (b"\n\n", b"\n\r\n")
+        marks = (_END_OF_ROW[self._suffix],) if self.has_rows else (b"\n",) if lines else (b"\n\n", b"\n\r\n")
+        longest = max(map(len, marks))
         with open_plain(self.path) as file:
             # A mark may begin in front of the place.
-            base = max(at - 3, 0)
+            base = max(at - longest, 0)
             file.seek(base)
             held = b""
             while base < most and (piece := file.read(CHUNK)):
@@ -176,25 +187,36 @@ class TextFile:
                 if ends:
                     return min(ends)
                 # The beginning of a mark is kept.
-                base += max(len(held) - 2, 0)
-                held = held[-2:]
+                base += max(len(held) - longest + 1, 0)
+                held = held[-longest + 1 :] if longest > 1 else b""
             return file.tell()
 
     @property
-    def _has_rows(self) -> bool:
-        return inner_suffix(self.path) in _ROWS or self.path.is_dir()
+    def has_rows(self) -> bool:
+        """Returns whether the text is the column of a table."""
+        return self.path.is_dir() or self._suffix in _ROWS
+
+    @cached_property
+    def _suffix(self) -> str:
+        # Files of WikiExtractor have none.
+        return inner_suffix(self.path) or wiki_extractor.kind_of(self.path)
 
     def _rows(self, seen: Seen) -> Iterator[tuple[int, str]]:
         """Yields the texts of a table with their numbers."""
-        suffix = inner_suffix(self.path)
         # A binary table, or a folder of them.
-        if suffix not in _WANTED or self.path.is_dir():
-            yield from Columnar(self.path).texts(seen)
+        if self.path.is_dir() or self._suffix in COLUMNAR:
+            yield from Columnar(self.path).texts(seen, self.column)
             return
-        for number, record in json_objects(self.path, _WANTED[suffix], seen, self.span):
-            text = record.get("text")
+        if self._suffix == wiki_extractor.BLOCKS:
+            for article in wiki_extractor.articles(self.path, seen, self.span):
+                yield article.line, article.text
+            return
+        wanted = _WANTED[self._suffix].format(column=self.column)
+        for number, record in json_objects(self.path, wanted, seen, self.span):
+            text = record.get(self.column)
             if not isinstance(text, str):
-                raise DataError(f'{self.path}:{number}: no "text" that is a string; {_WANTED[suffix]}')
+                near = did_you_mean(self.column, record) if self.column not in record else ""
+                raise DataError(f'{self.path}:{number}: no "{self.column}" that is a string{near}; {wanted}')
             yield number, text
 
 
@@ -202,18 +224,27 @@ Source = TextFile | tfds.Split
 """Both have a name, a size in bytes, parts to compare two by, `documents` and `chunks`."""
 
 
-def expand(paths: str | Path | Iterable[str | Path], what: str = "data.path") -> list[Source]:
-    """Files, folders and TFDS sets → the sources to read; of a folder, its sorted files of IN_FOLDERS.
+def expand(paths: str | Path | Iterable[str | Path], what: str = "data.path", column: str = TEXT) -> list[Source]:
+    """Files, folders and TFDS sets → the sources to read; of a folder, its sorted files of IN_FOLDERS, or
+    WikiExtractor's.
 
-    Raises: DataError naming a source that is missing, empty, of no known format, or given twice.
+    Args:
+        paths: files, folders, addresses.
+        what: the option that names them.
+        column: the column of the text in tables.
+
+    Raises: DataError naming a source that is missing, empty, of no known format, or given twice, and for a column where
+    no source is a table.
     """
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     if not paths:
         raise DataError(f"{what} names no text; give a file, several, or a folder")
-    sources = [source for path in paths for source in present(path, what)]
+    sources = [source for path in paths for source in present(path, what, column)]
     # By files and rows, not by names: a link to a file is the same file.
     if twice := shared(sources):
         raise DataError(f"{twice}: {what} names this {twice.kind} twice; give every {twice.kind} once")
+    if column != TEXT and not any(source.has_rows for source in sources):
+        raise DataError(f"{sources[0]}: text-column {column} has no meaning for plain text; leave it out")
     _check_one_compression(sources, what)
     for source in sources:
         if not source.size:
@@ -237,19 +268,19 @@ def check_beginnings(sources: Iterable[Source]) -> None:
                 break
 
 
-def present(path: str | Path, what: str = "data.path") -> list[Source]:
-    """Returns the sources at a path. Raises: DataError where none exists, or it is no text."""
+def present(path: str | Path, what: str = "data.path", column: str = TEXT) -> list[Source]:
+    """Returns the sources at a path. Raises: DataError where none exists, or it is no text. Arguments: as `expand`."""
     # Addresses first: they are no paths.
     if str(path).startswith(tfds.PREFIX):
-        return [tfds.open_split(str(path))]
+        return [replace(tfds.open_split(str(path)), column=column)]
     if hub.is_address(path):
-        return [source for file in hub.local_files(str(path)) for source in present(file, what)]
+        return [source for file in hub.local_files(str(path)) for source in present(file, what, column)]
     path = Path(path)
     mirror.fetched(path)
     if path.is_file():
         _check_text(path, what)
         check_content(path)
-        return [TextFile(path)]
+        return [TextFile(path, column=column)]
     # Before the path is called missing: a pipe or a bucket has an error of its own.
     check_plain(path)
     if not path.is_dir():
@@ -257,7 +288,7 @@ def present(path: str | Path, what: str = "data.path") -> list[Source]:
     # A saved data set is one source, whatever else its folder holds.
     if is_saved(path):
         files_of(path)  # says what is wrong with it
-        return [TextFile(path)]
+        return [TextFile(path, column=column)]
     # Sorted, so that the same folder is the same text on every machine.
     # *.json holds no text as often as not; a compressed one (C4's *.json.gz) is data.
     inside = sorted(
@@ -265,6 +296,7 @@ def present(path: str | Path, what: str = "data.path") -> list[Source]:
         for p in path.iterdir()
         if (inner_suffix(p) in IN_FOLDERS or (inner_suffix(p) == ".json" and is_compressed(p))) and p.is_file()
     )
+    inside = inside or wiki_extractor.files_in(path)
     # Shards without their index, or together with other paths: `prepared_at` takes a single folder.
     if not inside and (path / "sentences.bin").is_file():
         raise DataError(
@@ -276,7 +308,7 @@ def present(path: str | Path, what: str = "data.path") -> list[Source]:
         raise DataError(f"{path}: {what} is a folder without {kinds}; give text files or their folder")
     for file in inside:
         check_content(file)
-    return [TextFile(file) for file in inside]
+    return [TextFile(file, column=column) for file in inside]
 
 
 def check_plain_text(path: Path, what: str) -> None:

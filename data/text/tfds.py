@@ -51,6 +51,9 @@ class Split:
     features: Mapping[str, object]
     """TFDS's description of each column but `idx`, which only counts the rows."""
     records: Records
+    column: str = "text"
+    """The column of the text."""
+    has_rows: ClassVar = True
 
     def __str__(self) -> str:
         return self.name
@@ -127,11 +130,15 @@ class Split:
 
         texts = [name for name, feature in self.features.items() if isinstance(feature, tfds.features.Text)]
         # A set may have other texts too, such as titles.
-        if "text" in texts:
-            return "text"
-        if len(texts) != 1:
-            several = f"several texts ({', '.join(texts)}) and none of them is 'text'" if texts else "no text"
-            raise DataError(f"{self.name}: the set has {several}; give one with a column 'text', or *.txt files")
+        if self.column in texts:
+            return self.column
+        # A set of a single text needs no name for it.
+        if len(texts) != 1 or self.column != "text":
+            if not texts:
+                raise DataError(f"{self.name}: the set has no text; give one with a column 'text', or *.txt files")
+            several = f"several texts ({', '.join(texts)})" if len(texts) > 1 else f"one text ({texts[0]})"
+            none = f"none of them is {self.column!r}{did_you_mean(self.column, texts)}"
+            raise DataError(f"{self.name}: the set has {several} and {none}; name one (--data.text-column)")
         return texts[0]
 
 

@@ -71,7 +71,7 @@ def in_parts(config: DataConfig, stream: Stream, folder: Path, count: int, order
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=st.lists(TEXT, min_size=1, max_size=3),
-    kinds=st.lists(st.sampled_from([".txt", ".jsonl", ".txt.gz"]), min_size=3, max_size=3),
+    kinds=st.lists(st.sampled_from([".txt", ".jsonl", ".txt.gz", "wiki_0"]), min_size=3, max_size=3),
     stream=st.sampled_from(STREAMS),
     documents=st.sampled_from(["blank_lines", "files"]),
     split=st.booleans(),
@@ -83,11 +83,18 @@ def test_joined_parts_are_the_shards_of_the_whole_text(
 ):
     folder = tmp_path_factory.mktemp("parts")
     for number, (text, kind) in enumerate(zip(texts, kinds, strict=False)):
-        rows = "".join(json.dumps({"text": text[at : at + 30]}) + "\n" for at in range(0, len(text), 30))
-        raw = (rows if kind == ".jsonl" else "\ufeff" * mark + text + "w5\nw6\n").encode()
-        (folder / f"{number}{kind}").write_bytes(gzip.compress(raw) if kind.endswith("gz") else raw)
+        pieces = [text[at : at + 30] for at in range(0, len(text), 30)]
+        content = {
+            ".jsonl": "".join(json.dumps({"body": piece}) + "\n" for piece in pieces),
+            "wiki_0": "".join(f'<doc id="{n}">\n{piece}\n</doc>\n' for n, piece in enumerate(pieces)),
+        }
+        raw = (content[kind] if kind in content else "\ufeff" * mark + text + "w5\nw6\n").encode()
+        # WikiExtractor's names have no suffix.
+        name = f"{kind}{number}" if kind.startswith("wiki") else f"{number}{kind}"
+        (folder / name).write_bytes(gzip.compress(raw) if kind.endswith("gz") else raw)
     paths = tuple(str(path) for path in sorted(folder.iterdir()))
-    config = DataConfig(path=paths, documents=documents, split_sentences=split, dev_fraction=0.3)
+    column = "body" if {".jsonl", "wiki_0"} & {*kinds[: len(texts)]} else "text"
+    config = DataConfig(path=paths, documents=documents, split_sentences=split, dev_fraction=0.3, text_column=column)
     try:
         prepare(config, tokenizer_of(stream), folder / "whole", stream=stream, per_file=37)
     except DataError as error:
