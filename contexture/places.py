@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from contexture.data.bucket import parse_address
 from contexture.data.mirror import address_of, finish, local, with_addresses
+from contexture.data.mixed_paths import split_weight
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PLACES = ("run", "source", "dir", "to", "path", "vocabulary", "train", "dev", "test", "submission", "figures")
@@ -57,7 +58,8 @@ def _with_addresses(result: Any) -> Any:
 def path_of(given: Any) -> Any:
     """Returns an argument, or each of a list, with a path in place of the address of a bucket."""
     if isinstance(given, str | Path):
-        return local(given) if parse_address(given) else given
+        lead, path = split_weight(str(given))
+        return lead + local(path) if parse_address(path) else given
     if isinstance(given, Sequence):
         return [path_of(each) if isinstance(each, str | Path) else each for each in given]
     return given

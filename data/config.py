@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from contexture.data.mixed_paths import mixture_of
 from contexture.data.task_kinds import KINDS, Kind
 
 LearnedKind = Literal["wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe", "words"]
@@ -40,7 +41,8 @@ class DataConfig:
 
     path: tuple[str, ...] = ()
     """Text to train on: files (*.txt, *.jsonl, hf://…), folders, TFDS sets (tfds:NAME), or one folder made by
-    `contexture prepare`. Or for a BERT the TFRecords of create_pretraining_data.py, or a folder of *.tfrecord."""
+    `contexture prepare`. NAME=WEIGHT:PATH for each of several mixes them by weights. Or for a BERT the TFRecords of
+    create_pretraining_data.py, or a folder of *.tfrecord."""
     text_column: str = "text"
     """The column of the text in *.jsonl, *.json and columnar files, and in TFDS sets."""
     dev: tuple[str, ...] = ()
@@ -116,6 +118,8 @@ class DataConfig:
             # `not a <= x < b` refuses NaN as well, for which every comparison is false.
             if not 0.0 <= value < 1.0:
                 raise ValueError(f"data.{name.replace('_', '-')}={value} is not in [0, 1)")
+        if mixture_of(self.path) and self.dev:
+            raise ValueError("data.dev has no meaning for a mixture; give data.dev-fraction, or prepare each source")
         if self.dev and self.dev_fraction:
             raise ValueError("data.dev and data.dev-fraction both hold out text; give one of them")
         # The ramp doubles up to exactly the batch, and has a step at least for each size.

@@ -17,7 +17,7 @@ _ALL = 0xFFFFFFFFFFFFFFFF
 # What a draw is for: the first part of every key, so that two purposes never share numbers. Their values must stay:
 # they are in what a seed means.
 DOCUMENT, BLOCK_ORDER, WINDOW_ORDER, SURPLUS, CUT_A, CUT_B, MASK_CHOICE, MASK_ACTION = range(1, 9)
-HELD_OUT, EXAMPLE_ORDER, WINDOW_SHIFT, WINDOW_PLACE, NEGATIVES, RECORD_ORDER = range(9, 15)
+HELD_OUT, EXAMPLE_ORDER, WINDOW_SHIFT, WINDOW_PLACE, NEGATIVES, RECORD_ORDER, MIXTURE, SOURCE = range(9, 17)
 _ROUNDS = 4
 """Rounds of the Feistel network; four of random functions make a strong pseudorandom permutation (Luby and Rackoff)."""
 

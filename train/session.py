@@ -10,6 +10,7 @@ from typing import NoReturn, TypedDict
 
 import jax
 
+from contexture.data.pretraining.mixture import MixedBatches
 from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.models.layers.stacked import unstack_layers
 from contexture.train.checkpoints.manager import Checkpoints
@@ -161,6 +162,9 @@ class Session:
     def _log(self, ready: list[tuple[int, Metrics]]) -> None:
         """Fetches the metrics of steps and records them. Raises Diverged."""
         records = self.meter.records([step for step, _ in ready], jax.device_get([metrics for _, metrics in ready]))
+        # Sources of a mixture are read at paces of their own.
+        if isinstance(self.parts.batches, MixedBatches):
+            records = [{**record, **self.parts.batches.passes(record["step"])} for record in records]
         del self.pending[: len(ready)]
         # It decides on divergence only; metrics.jsonl keeps `skipped`, the sum.
         in_row = [record.pop("skipped_in_row") for record in records]

@@ -1,33 +1,35 @@
 """Opens or makes what a run trains with, in its folder: data, tokenizer, model and objective; from top to bottom."""
 
-import contextlib
 import dataclasses
 import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import jax
 from jax.sharding import Mesh
 
-from contexture.data import mirror
+from contexture.data import mirror, rng
 from contexture.data.batches import Batches, HeldOut
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.families.registry import TEXT_FAMILIES
+from contexture.data.mixed_paths import mixture_of
 from contexture.data.plain_files import check_plain
 from contexture.data.pretraining import tokenize_corpus
 from contexture.data.pretraining.instance_records import record_files
+from contexture.data.pretraining.mixture import MixedBatches, MixedShards, Numbered, open_mixture
 from contexture.data.pretraining.record_batches import RecordBatches
 from contexture.data.pretraining.record_store import RecordStore, convert
 from contexture.data.pretraining.shards import Shards, prepared_at
-from contexture.data.storage import move_aside
+from contexture.data.stores import Store
 from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tasks.read.entity_schemes import why_no_entities
 from contexture.data.tasks.store.example_store import ExampleStore
-from contexture.data.text.sources import check_beginnings, expand
+from contexture.data.text.sources import check_beginnings
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.word_level import Words
@@ -47,7 +49,7 @@ from contexture.train.optim.optimizers import lr_multipliers
 from contexture.train.run import folder as directories
 from contexture.train.run.folder import flag
 from contexture.train.run.signals import Signals
-from contexture.train.run.vocabulary import check_tokenizer, check_tokenizer_kind, learn, read_tokenizer
+from contexture.train.run.vocabulary import check_tokenizer, check_tokenizer_kind, choose_tokenizer, keep_tokenizer
 from contexture.train.settings import run_file
 from contexture.train.settings.run import Run
 from contexture.train.settings.schedule import resolve_schedule
@@ -64,7 +66,7 @@ class TrainingSetup:
     model: Model
     objective: Objective
     tokenizer: Tokenizer
-    store: Shards | RecordStore | ExampleStore
+    store: Store
     batches: Batches
     held_out: HeldOut | None
     baseline: dict[str, float]
@@ -148,7 +150,7 @@ def prepare(run: Run, folder: Path, mesh: Mesh, signals: Signals) -> tuple[Train
 
 def open_batches(
     run: Run,
-    store: Shards | RecordStore | ExampleStore,
+    store: Store,
     tokenizer: Tokenizer,
     cancel: CancelToken = NEVER,
     devices: int = 1,
@@ -169,10 +171,20 @@ def open_batches(
         )
     if isinstance(store, RecordStore):
         return RecordBatches(store, run.data, seed=run.seed, parts=parts, devices=devices)
+    if isinstance(store, MixedShards):
+        # The mixture deals its batches to shared rows itself: pairs come with a row each.
+        packed = run.data.packed and run.stream != "sentence_pairs"
+        config = dataclasses.replace(run.data, packed=packed)
+        # Seeds of their own: sources that have one length would else have the same masks.
+        sources = [
+            cast(Numbered, run.text.open_batches(each.shards, config, rng.key(rng.SOURCE, run.seed, n), cancel))
+            for n, each in enumerate(store.sources)
+        ]
+        return MixedBatches(store, sources, run.data, seed=run.seed, parts=parts, devices=devices)
     return run.text.open_batches(store, run.data, run.seed, cancel, parts, devices)
 
 
-def open_data(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokenizer, Shards | RecordStore | ExampleStore]:
+def open_data(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokenizer, Store]:
     """Returns the run's tokenizer and its tokenised text, records or examples, making what does not exist yet.
 
     Args:
@@ -186,6 +198,8 @@ def open_data(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokenizer
     """
     if run.task.kind != "off":
         return _open_examples(run, directory, cancel)
+    if mixture_of(run.data.path):
+        return _open_mixture(run, directory, cancel)
     # The records may be gone by now, or others be named; what the run was started with decides.
     own = directory / "data"
     if RecordStore.is_at(own) or record_files(run.data.path, "data.path"):
@@ -210,7 +224,7 @@ def _open_examples(run: Run, directory: Path, cancel: CancelToken) -> tuple[Toke
             )
         tokenizer = load_tokenizer(directory / "tokenizer", run.data.lowercase)
     else:
-        tokenizer = _tokenizer(run, directory, cancel)
+        tokenizer = choose_tokenizer(run, directory, cancel)
         # Before the work: encoding may take minutes, and ids that the model has no row for would be found at its end.
         check_tokenizer(run, tokenizer)
         store = encode(run.task, tokenizer, folder, cancel, length=run.data.length, context=run.data.context)
@@ -234,8 +248,43 @@ def _open_shards(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokeni
     check_agreement(run, shards, tokenizer)
     # Text that was prepared elsewhere brings its tokenizer. The run keeps a copy, and can predict without that folder.
     if not started or _prepared_folder(run) is not None:
-        _keep_tokenizer(tokenizer, directory)
+        keep_tokenizer(tokenizer, directory)
     return tokenizer, shards
+
+
+def _open_mixture(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokenizer, MixedShards]:
+    """Opens the sources of a mixture. Those that were not prepared are tokenised into RUN/data/NAME."""
+    own, sources = directory / "data", mixture_of(run.data.path)
+    # Each source is a text by itself.
+    runs = {each.name: _with_path(run, each.path) for each in sources}
+    prepared = {each.name: at for each in sources if (at := prepared_at([each.path]))}
+    if run.data.dev_fraction and len(prepared) == len(sources):
+        raise ConfigError("all sources were prepared with what they hold out; leave data.dev-fraction out")
+    new = [each.path for each in sources if each.name not in prepared and not (own / each.name).exists()]
+    # One vocabulary for all: of a source that was prepared, of an earlier start, or of a new run.
+    if prepared:
+        tokenizer = Shards.open(next(iter(prepared.values())), run.data.cache_gb).tokenizer
+    elif not new:
+        tokenizer = load_tokenizer(directory / "tokenizer", run.data.lowercase)
+    else:
+        tokenizer = choose_tokenizer(_with_path(run, *new), directory, cancel)
+    check_tokenizer(run, tokenizer)
+    for name, each in runs.items():
+        if name not in prepared and not (own / name).exists():
+            logger.info(f"tokenising {name} into {own / name}")
+            tokenize_corpus.prepare(each.data, tokenizer, own / name, lambda *_: cancel.check(), stream=run.stream)
+    store = open_mixture(sources, own, run.data.cache_gb)
+    for source in store.sources:
+        check_stream(run, source.shards)
+        check_agreement(runs[source.name], source.shards, tokenizer)
+        if source.name not in prepared and (changed := source.shards.sources_changed(runs[source.name].data)):
+            raise ConfigError(f"{directory}: {changed}; put the text back, or give another --dir")
+    keep_tokenizer(tokenizer, directory)
+    return tokenizer, store
+
+
+def _with_path(run: Run, *paths: str) -> Run:
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, path=paths))
 
 
 def _open_records(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokenizer, RecordStore]:
@@ -257,7 +306,7 @@ def _open_records(run: Run, directory: Path, cancel: CancelToken) -> tuple[Token
         if given.fingerprint != store.tokenizer.fingerprint:
             raise ConfigError(f"the records were read with another vocabulary than {run.data.tokenizer}; leave it out")
     check_tokenizer(run, store.tokenizer)
-    _keep_tokenizer(store.tokenizer, directory)
+    keep_tokenizer(store.tokenizer, directory)
     return store.tokenizer, store
 
 
@@ -265,7 +314,7 @@ def _records_tokenizer(run: Run, directory: Path, cancel: CancelToken) -> Tokeni
     """Returns the vocabulary of records: one that is given, or that lies with them, as `contexture prepare` has it."""
     beside = Path(run.data.path[0]) / "tokenizer"
     if run.init.run or run.data.tokenizer:
-        return _tokenizer(run, directory, cancel)
+        return choose_tokenizer(run, directory, cancel)
     if not beside.is_dir():
         raise ConfigError(
             "TFRecords hold ids, not text; give the vocabulary that they were made with: --data.tokenizer VOCAB"
@@ -304,7 +353,7 @@ def _resolve_shards(run: Run, directory: Path, cancel: CancelToken) -> tuple[Sha
     # A new run: learn a vocabulary if none is given, then tokenise into RUN/data.
     # Held-out text too is refused before a vocabulary is learned.
     sources, _ = tokenize_corpus.sources_of(run.data)
-    tokenizer = _tokenizer(run, directory, cancel)
+    tokenizer = choose_tokenizer(run, directory, cancel)
     check_tokenizer(run, tokenizer)
     logger.info(f"tokenising {len(sources)} source(s) into {own}")
     shards = tokenize_corpus.prepare(run.data, tokenizer, own, lambda done, total: cancel.check(), stream=run.stream)
@@ -351,12 +400,15 @@ def check_agreement(run: Run, shards: Shards, tokenizer: Tokenizer) -> None:
 def check_text(run: Run, directory: Path) -> None:
     """Raises DataError if a new run, whose folder is not made yet, would find no text, none in UTF-8, or no
     tokenizer; ConfigError for a family that is not pretrained."""
-    if (
-        run.task.kind == "off"
-        and run.stream
-        and not (directory / "run.json").exists()
-        and _prepared_folder(run) is None
-    ):
+    if run.task.kind != "off" or not run.stream or (directory / "run.json").exists():
+        return
+    if mixed := mixture_of(run.data.path):
+        for each in mixed:
+            if record_files([each.path], "data.path"):
+                raise DataError(f"{each.path}: TFRecords, of which no mixture is made; give text, or prepared text")
+            check_text(_with_path(run, each.path), directory)
+        return
+    if _prepared_folder(run) is None:
         if record_files(run.data.path, "data.path"):
             check_records(run)
         else:
@@ -373,57 +425,3 @@ def _prepared_folder(run: Run) -> Path | None:
     if not run.data.path:
         raise ConfigError("data.path is empty; give the text to train on: --data.path FILE… or a folder")
     return prepared_at(run.data.path)
-
-
-def _tokenizer(run: Run, directory: Path, cancel: CancelToken) -> Tokenizer:
-    if run.init.run:
-        if run.data.tokenizer:
-            raise ConfigError(f"{run.init.run} brings its own vocabulary; leave data.tokenizer out")
-        source = run_file.read(Path(run.init.run))
-        if source.run.family != run.family:
-            raise ConfigError(
-                f"{run.init.run} is a run of the family {source.run.family}, and this model one of {run.family}; "
-                "begin from a run of the same family"
-            )
-        # The embeddings that are taken over belong to these ids.
-        tokenizer = read_tokenizer(Path(run.init.run), source)
-        if run.task.kind != "off":
-            # A GPT's task adds start, delimiter and extract tokens behind the vocabulary (Radford et al. 2018).
-            tokenizer = run.text.with_task_tokens(tokenizer)
-        _keep_tokenizer(tokenizer, directory)
-        return tokenizer
-    if run.data.tokenizer:
-        tokenizer = load_tokenizer(run.data.tokenizer, run.data.lowercase, run.data.word_splitter)
-        check_tokenizer_kind(run, tokenizer.kind)
-        return tokenizer
-    # Neither a run nor a vocabulary is given: learn one from the text, of the recipe's kind and size.
-    files, data = expand(run.data.path, "data.path", run.data.text_column), run.data
-    check_tokenizer_kind(run, data.vocabulary)
-    logger.info(f"learning a vocabulary of at most {run.model.vocab} tokens ({data.vocabulary})")
-    tokenizer = learn(
-        data.vocabulary, files, run.model.vocab, data.lowercase, cancel, data.documents, data.word_splitter
-    )
-    _keep_tokenizer(tokenizer, directory)
-    return tokenizer
-
-
-def _keep_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """Saves the run's vocabulary.
-
-    A different one, which a stopped start has left and nothing was trained with, is moved aside. Raises ConfigError if
-    the run was trained with a different one.
-    """
-    # The same vocabulary may be saved again; another one in its place is a DataError.
-    with contextlib.suppress(DataError):
-        tokenizer.save(directory / "tokenizer")
-        return
-    # run.json has a tokenizer's fingerprint, or a checkpoint exists: something was trained with it.
-    known = (directory / "run.json").exists() and run_file.read(directory).tokenizer
-    if known or any((directory / "checkpoints").glob("[0-9]*")):
-        raise ConfigError(
-            f"the text has another vocabulary than {directory / 'tokenizer'}, which this run was trained with; "
-            "put the text back, or give another --dir"
-        )
-    aside = move_aside(directory, ["tokenizer"], "earlier")
-    logger.warning(f"{directory / 'tokenizer'} was learned on other text; moved it to {aside}")
-    tokenizer.save(directory / "tokenizer")

@@ -24,6 +24,7 @@ from contexture.cli.output import (
 from contexture.data.bucket import parse_address
 from contexture.data.errors import did_you_mean
 from contexture.data.mirror import finish, local
+from contexture.data.mixed_paths import split_weight
 from contexture.data.visible import visible
 from contexture.train.errors import ConfigError
 from contexture.train.run.console import console, logged_to
@@ -64,7 +65,10 @@ def _with_paths(words: list[str]) -> list[str]:
     for word in words:
         option, joined, value = word.partition("=") if word.startswith("--") else ("", "", word)
         current = option or current
-        paths.append(f"{option}{joined}{local(value)}" if parse_address(value) and current not in _TEXTS else word)
+        # A source of a mixture has its weight in front.
+        lead, path = split_weight(value)
+        is_place = parse_address(path) and current not in _TEXTS
+        paths.append(f"{option}{joined}{lead}{local(path)}" if is_place else word)
     return paths
 
 

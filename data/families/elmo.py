@@ -15,6 +15,7 @@ from contexture.data.families.splitting import (
     whole_words,
 )
 from contexture.data.layouts import Batch, elmo_lines
+from contexture.data.mixed_paths import mixture_of
 from contexture.data.pretraining.bilm_lanes import FIELDS, SAMPLED, HeldOutLanes, LaneBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.tokenizers.base import Tokenizer
@@ -41,7 +42,12 @@ class ElmoText(TextFamily):
         return {**FIELDS, **SAMPLED} if config.negatives else FIELDS
 
     def check_pretraining(self, config: DataConfig) -> None:
-        """A lane may be of any length: it goes on in the next batch."""
+        # A lane may be of any length: it goes on in the next batch. So a row cannot be drawn from a source by itself.
+        if mixture_of(config.path):
+            raise ValueError(
+                "data.path: a mixture is for a BERT or a GPT; an ELMo's rows continue from batch to batch: give paths "
+                "without weights"
+            )
 
     def open_batches(
         self, shards: Shards, config: DataConfig, seed: int, cancel: CancelToken, parts: int = 1, devices: int = 1

@@ -180,7 +180,16 @@ class WindowBatches(_Windows):
         """Returns the rows (numbers within the batch, all of them if None) of the step's batch, in the order asked
         for."""
         rows = np.arange(self.config.batch_size_at(step)) if rows is None else np.asarray(rows, np.int64)
-        return self._sequences(self.starts(self.config.examples_before(step) + rows))
+        return self.sequences(self.config.examples_before(step) + rows)
+
+    def sequences(self, numbers: I64) -> Batch:
+        """Returns the sequences with these numbers, from 0 on without end."""
+        return self._sequences(self.starts(numbers))
+
+    def lengths_of(self, numbers: I64) -> I64:
+        """Returns the tokens of sequences: windows are full."""
+        # Only held-out text has a window that is not.
+        return np.full(len(numbers), self.length)
 
     def starts(self, numbers: I64) -> I64:
         """Returns where sequences begin in the row of tokens, by their numbers, from 0 on without end."""

@@ -47,7 +47,13 @@ class SequenceBatches:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, config: DataConfig, examples_per_epoch: int, parts: int, devices: int
+        self,
+        tokenizer: Tokenizer,
+        config: DataConfig,
+        examples_per_epoch: int,
+        parts: int,
+        devices: int,
+        fields: dict[str, str] | None = None,
     ) -> None:
         """Prepares batches; what `lengths_of` needs must be there.
 
@@ -57,14 +63,17 @@ class SequenceBatches:
             examples_per_epoch: how many sequences an epoch has.
             parts: microbatches of a batch.
             devices: how many devices share a batch.
+            fields: of sequences that never share rows; None: those of pairs.
         """
-        self.fields = dict(pair_fields(config.packed))
+        self.fields = dict(fields or pair_fields(config.packed))
         self.tokenizer, self.config, self.batch, self.length = tokenizer, config, config.batch, config.length
         self.examples_per_epoch = examples_per_epoch
         # So many sequences pay for the compilation of another number of rows.
         examples = EPOCHS * examples_per_epoch
         self.rows = (
-            BatchRows(config.length, self._sample, examples, parts=parts, devices=devices) if config.packed else None
+            BatchRows(config.length, self._sample, examples, parts=parts, devices=devices)
+            if config.packed and fields is None
+            else None
         )
         """The rows that sequences share; None: each has its own."""
         self.rows_read = 0

@@ -18,6 +18,7 @@ from typing import TypeVar
 from urllib.parse import unquote
 
 from contexture.data.errors import DataError, did_you_mean
+from contexture.data.mixed_paths import split_weight
 from contexture.data.plain_files import COLUMNAR, inner_suffix
 
 PREFIX = "hf:"
@@ -113,8 +114,10 @@ def with_commits(paths: Iterable[str], before: Iterable[str] = ()) -> tuple[str,
 
     Raises: as `local_files`.
     """
-    earlier = [*before]
-    return tuple(_pinned(path, earlier) if is_address(path) else path for path in paths)
+    # A source of a mixture has its weight in front.
+    earlier = [split_weight(path)[1] for path in before]
+    parts = map(split_weight, paths)
+    return tuple(lead + (_pinned(path, earlier) if is_address(path) else path) for lead, path in parts)
 
 
 def _pinned(address: str, before: Sequence[str]) -> str:

@@ -198,7 +198,7 @@ class TextFile:
 
     @cached_property
     def _suffix(self) -> str:
-        # Files of WikiExtractor have none.
+        # Files of WikiExtractor have none: their first bytes say what they are, once.
         return inner_suffix(self.path) or wiki_extractor.kind_of(self.path)
 
     def _rows(self, seen: Seen) -> Iterator[tuple[int, str]]:
@@ -213,6 +213,7 @@ class TextFile:
             return
         wanted = _WANTED[self._suffix].format(column=self.column)
         for number, record in json_objects(self.path, wanted, seen, self.span):
+            # A column that another row has is a mistake of this row; one that is near in spelling, of the option.
             text = record.get(self.column)
             if not isinstance(text, str):
                 near = did_you_mean(self.column, record) if self.column not in record else ""

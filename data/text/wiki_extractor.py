@@ -71,6 +71,7 @@ def articles(path: Path, seen: Seen = len, span: Span = WHOLE) -> Iterator[Artic
                 held, begin, size = [], number, 0
             elif line.strip():
                 raise DataError(f"{path}:{number}: not in a <doc …> … </doc> block of WikiExtractor; extract it again")
+        # A line of its own: within the text < is escaped.
         elif line.rstrip("\r\n") == "</doc>":
             yield Article(begin, fields.get("id", ""), _without_title(html.unescape("".join(held)), fields))
             fields = None

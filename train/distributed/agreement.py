@@ -6,9 +6,7 @@ from pathlib import Path
 
 import jax
 
-from contexture.data.pretraining.record_store import RecordStore
-from contexture.data.pretraining.shards import Shards
-from contexture.data.tasks.store.example_store import ExampleStore
+from contexture.data.stores import Store
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.train.distributed import processes
 from contexture.train.run.folder import steps, token, versions
@@ -36,9 +34,7 @@ def agree_on_folder(directory: Path, seconds: float = 10.0) -> None:
     processes.agree(seen, f"{directory} must be one folder that all processes see", _MINUTES)
 
 
-def agree_on_content(
-    directory: Path, run: Run, tokenizer: Tokenizer, data: Shards | RecordStore | ExampleStore | None
-) -> None:
+def agree_on_content(directory: Path, run: Run, tokenizer: Tokenizer, data: Store | None) -> None:
     """Raises ConfigError in every process of a job if one of them would read another run, text or checkpoint."""
     facts: dict[str, object] = {}
     # run.json holds all settings, and the steps of checkpoints say where each process would resume.

@@ -22,9 +22,9 @@ from contexture.data.bucketing import check_batch
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import TaskConfig
 from contexture.data.errors import DataError
-from contexture.data.pretraining.record_store import RecordStore
-from contexture.data.pretraining.shards import Shards, prepared_at
+from contexture.data.pretraining.mixture import MixedHeldOut
 from contexture.data.storage import partial_beside
+from contexture.data.stores import open_text
 from contexture.data.tasks.batch.answer_rules import answer_rules
 from contexture.data.tasks.batch.batches import HeldOutTask
 from contexture.data.tasks.encode.encode_examples import encode
@@ -52,7 +52,7 @@ from contexture.train.evaluation.checkpoint_results import (
     writing,
 )
 from contexture.train.evaluation.figures import KINDS, Calibration, write_figures
-from contexture.train.evaluation.held_out import HeldOutData, baseline, open_held_out, report_odd
+from contexture.train.evaluation.held_out import HeldOutData, baseline, mean_of_sources, open_held_out, report_odd
 from contexture.train.evaluation.predictions import (
     ClassCollector,
     Collector,
@@ -95,21 +95,26 @@ def evaluate(
         write: gets a JSON line for each example of a task.
         cancel: may raise to stop the evaluation.
     """
-    totals: dict[str, np.ndarray] = {}
+    # By source, for a mixture.
+    totals: dict[str, dict[str, np.ndarray]] = {}
     # Sums come from the device; metrics that are no sums (F1, correlations) from the collected predictions.
     collector = collector_of(held_out) if isinstance(held_out, HeldOutTask) else None
     for number, sums, predictions in computed(step, params, held_out, mesh, cancel=cancel):
         # A mean over batches would weigh the last, smaller one too much, so totals and weights are added up, in
         # float64: many batches in float32 would lose digits.
+        own = totals.setdefault(held_out.source_at(number) if isinstance(held_out, MixedHeldOut) else "", {})
         for name, s in sums.items():
-            totals[name] = totals.get(name, np.zeros(2)) + np.array([s.total, s.weight], np.float64)
+            own[name] = own.get(name, np.zeros(2)) + np.array([s.total, s.weight], np.float64)
         for record in collector.add(number, predictions) if collector is not None else ():
             if write is not None:
                 write.write(json.dumps(record, ensure_ascii=False) + "\n")
-    # The loss is put together from the means of its terms, as the step does for a batch.
-    metrics = {name: mean(name, total, weight) for name, (total, weight) in totals.items()}
-    loss = sum(coefficient * metrics[name] for name, coefficient in objective.terms.items())
-    return {"loss": float(loss), **metrics, **(collector.figures() if collector else {})}, collector
+    figures = {}
+    for source, own in totals.items():
+        metrics = {name: mean(name, total, weight) for name, (total, weight) in own.items()}
+        # The loss is put together from the means of its terms, as the step does for a batch.
+        loss = sum(coefficient * metrics[name] for name, coefficient in objective.terms.items())
+        figures[source] = {"loss": float(loss), **metrics}
+    return {**mean_of_sources(figures), **(collector.figures() if collector else {})}, collector
 
 
 def evaluate_run(request: EvaluationRequest, cancel: CancelToken = NEVER) -> EvaluationResult:
@@ -386,12 +391,7 @@ def _held_out_text(
     folder: Path, record: RunRecord, batch: int, lanes: int, cancel: CancelToken, devices: int
 ) -> HeldOutData:
     run = record.run
-    own = folder / "data"
-    shards = (
-        RecordStore.open(own)
-        if RecordStore.is_at(own)
-        else Shards.open(prepared_at(run.data.path) or own, run.data.cache_gb)
-    )
+    shards = open_text(run.data, folder / "data")
     # Digests of the files are checked: a figure on changed text would look like one on the run's own.
     shards.verify(cancel)
     if shards.fingerprint != record.data:

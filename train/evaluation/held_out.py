@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -10,9 +11,11 @@ import numpy as np
 from contexture.data.batches import HeldOut
 from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.pretraining.bilm_lanes import SAMPLED
+from contexture.data.pretraining.mixture import MixedHeldOut, MixedShards
 from contexture.data.pretraining.record_batches import HeldOutRecords
 from contexture.data.pretraining.record_store import RecordStore
 from contexture.data.pretraining.shards import Shards
+from contexture.data.stores import Store, TextStore
 from contexture.data.tasks.batch.answer_rules import answer_rules
 from contexture.data.tasks.batch.batches import HeldOutTask
 from contexture.data.tasks.read.labels import class_weights
@@ -38,7 +41,7 @@ class HeldOutData(NamedTuple):
     """Held-out batches, the run's training data (None if deleted), and the fingerprint of the data of the batches."""
 
     held_out: HeldOut
-    store: Shards | RecordStore | ExampleStore | None
+    store: Store | None
     fingerprint: str
 
 
@@ -48,7 +51,7 @@ _LABELS = {"next": "next_weights", "next_backward": "next_weights_backward", "la
 
 def open_held_out(
     run: Run,
-    store: Shards | RecordStore | ExampleStore,
+    store: Store,
     tokenizer: Tokenizer,
     batch: int,
     lanes: int = 0,
@@ -80,14 +83,17 @@ def open_held_out(
     config = dataclasses.replace(run.data, batch=batch, ramp_from=0, ramp_steps=0)  # a ramp is for training
     if isinstance(store, RecordStore):
         return HeldOutRecords(store, config, devices=devices) if store.count("dev") else None
+    if isinstance(store, MixedShards):
+        # Of the sources that hold something out.
+        held = [each for each in store.sources if each.shards.splits["dev"].documents]
+        parts = {each.name: run.text.open_held_out(each.shards, config, lanes, cancel, devices) for each in held}
+        return MixedHeldOut(parts) if parts else None
     if not store.splits["dev"].documents:
         return None
     return run.text.open_held_out(store, config, lanes, cancel, devices)
 
 
-def baseline(
-    held_out: HeldOut, store: Shards | RecordStore | ExampleStore, cancel: CancelToken = NEVER
-) -> dict[str, float]:
+def baseline(held_out: HeldOut, store: Store, cancel: CancelToken = NEVER) -> dict[str, float]:
     """Returns the baseline: the metrics of guessing by the frequencies in the training data alone.
 
     `cancel` may raise to stop the counting.
@@ -98,12 +104,14 @@ def baseline(
     return _text_baseline(held_out, store, cancel)
 
 
-def _text_baseline(held_out: HeldOut, shards: Shards | RecordStore, cancel: CancelToken) -> dict[str, float]:
-    # How often each token is to be predicted, over all held-out batches.
-    counts_V = np.zeros(shards.vocabulary, np.int64)
+def _text_baseline(held_out: HeldOut, shards: TextStore, cancel: CancelToken) -> dict[str, float]:
+    # How often each token is to be predicted, over all held-out batches of a source.
+    counts: dict[str, np.ndarray] = {}
     for step in range(held_out.steps):
         cancel.check()
         batch = held_out.read(step)
+        source = held_out.source_at(step) if isinstance(held_out, MixedHeldOut) else ""
+        counts_V = counts.setdefault(source, np.zeros(shards.vocabulary, np.int64))
         # A BERT's labels are its masked tokens; a GPT's and an ELMo's are next tokens, in one or two directions.
         for labels in _LABELS.keys() & held_out.fields.keys():
             predicted = batch[labels][batch[_LABELS[labels]] > 0]
@@ -111,14 +119,27 @@ def _text_baseline(held_out: HeldOut, shards: Shards | RecordStore, cancel: Canc
     if isinstance(shards, Shards) and shards.stream == "lanes":
         # Read backwards, a sentence ends with its <S>. Training text is counted forwards alone: as its </S>.
         words = word_tokenizer(shards.tokenizer)
-        counts_V[words.end] += counts_V[words.begin]
-        counts_V[words.begin] = 0
-    return unigram_baseline(shards.unigrams(), counts_V)
+        for counts_V in counts.values():
+            counts_V[words.end] += counts_V[words.begin]
+            counts_V[words.begin] = 0
+    unigrams = shards.unigrams()
+    return mean_of_sources({source: unigram_baseline(unigrams, counts_V) for source, counts_V in counts.items()})
 
 
-def measured(
-    model: Model, objective: Objective, run: Run, params: Params, store: Shards | RecordStore | ExampleStore
-) -> list[str]:
+def mean_of_sources(figures: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Returns the figures of a mixture: the mean over its sources of each, by its name, and those of each source as
+    FIGURE/SOURCE. Without sources, those of "".
+
+    A source counts as much as any other, however much of it is held out.
+    """
+    if "" in figures:
+        return dict(figures[""])
+    names = next(iter(figures.values()))
+    means = {name: sum(each[name] for each in figures.values()) / len(figures) for name in names}
+    return means | {f"{name}/{source}": each[name] for source, each in figures.items() for name in names}
+
+
+def measured(model: Model, objective: Objective, run: Run, params: Params, store: Store) -> list[str]:
     """Returns the names of the metrics that `evaluate` will return, without computing them; params may be shapes."""
     # Held-out batches have no negatives: they are measured over the whole vocabulary.
     fields = {name: kind for name, kind in batch_fields(run).items() if name not in SAMPLED}

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import IO
 
 from contexture.data import bucket, mirror
-from contexture.data.pretraining.record_store import RecordStore
-from contexture.data.pretraining.shards import Shards
+from contexture.data.mixed_paths import mixture_of
 from contexture.data.storage import check_no_address, check_run_path, move_aside, partial_of, remove_partials
+from contexture.data.stores import Store
 from contexture.data.tasks.store.example_store import ExampleStore
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.train.errors import CheckpointError, ConfigError
@@ -217,6 +217,9 @@ def open_or_create(run: Run, directory: Path) -> RunRecord | None:
     # fixed: settings that make a run's numbers; all others (steps, mesh, logging, …) may change between two starts.
     changes = changed_fields(run, old) if old else {}
     fixed = [name for name in changes if not run_file.may_change(name)]
+    # Paths may change, since the content of their files is compared; names and weights of a mixture may not.
+    if existing and _shares(existing) != _shares(run):
+        fixed.insert(0, "data.path")
     trained = any((directory / "checkpoints").glob("[0-9]*"))
     # New, or of other settings before any checkpoint: start over.
     if existing is None or (fixed and not trained):
@@ -248,6 +251,10 @@ def open_or_create(run: Run, directory: Path) -> RunRecord | None:
         if name != "dir":
             logger.info(f"{flag(name)} is now {new}, was {was}")
     return old
+
+
+def _shares(run: Run) -> list[tuple[str, float]]:
+    return [(source.name, source.weight) for source in mixture_of(run.data.path)]
 
 
 def changed_fields(run: Run, record: RunRecord) -> dict[str, tuple[object, object]]:
@@ -298,7 +305,7 @@ def write_run_json(
     directory: Path,
     run: Run,
     tokenizer: Tokenizer,
-    data: Shards | RecordStore | ExampleStore,
+    data: Store,
     old: RunRecord | None,
     total_steps: int = 0,
 ) -> None:

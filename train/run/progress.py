@@ -48,6 +48,11 @@ def figures_of(record: Mapping[str, Any], metric: str = "loss") -> list[str]:
         for name, form in _SHOWN.items()
         if record.get(name) is not None and not record[name] <= _UNREMARKABLE.get(name, float("-inf"))
     ]
+    # Of a mixture, the loss of each source beside their mean.
+    sources = {name.removeprefix("loss/"): value for name, value in record.items() if name.startswith("loss/")}
+    if sources and record.get("loss") is not None:
+        each = ", ".join(f"{name} {value:.4f}" for name, value in sources.items() if value is not None)
+        shown[0] += f" ({each})"
     # NaN and inf are null in a record.
     if record.get("loss") is None:
         shown.insert(0, "loss not finite, step skipped")

@@ -1,10 +1,14 @@
 """Learns the vocabulary of a run on its text, opens it again, and checks vocabularies against models."""
 
+import contextlib
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from contexture.data.cancel import CancelToken
-from contexture.data.text.sources import Source, texts, whole_texts
+from contexture.data.errors import DataError
+from contexture.data.storage import move_aside
+from contexture.data.text.sources import Source, expand, texts, whole_texts
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import learn as learn_vocabulary
 from contexture.data.tokenizers.registry import load_tokenizer
@@ -12,8 +16,11 @@ from contexture.data.tokenizers.unknown_tokens import LostMarks
 from contexture.data.tokenizers.word_level import StaticWords, Words
 from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.train.errors import ConfigError
+from contexture.train.settings import run_file
 from contexture.train.settings.run import Run
 from contexture.train.settings.run_file import RunRecord
+
+logger = logging.getLogger(__name__)
 
 
 def learn(
@@ -97,3 +104,62 @@ def read_tokenizer(folder: Path, record: RunRecord) -> Tokenizer:
     if record.tokenizer != tokenizer.fingerprint:
         raise ConfigError(f"{folder / 'tokenizer'} is not the vocabulary that this run was trained with; put it back")
     return tokenizer
+
+
+def choose_tokenizer(run: Run, directory: Path, cancel: CancelToken) -> Tokenizer:
+    """Returns the vocabulary of a new run: that of the run which it begins from, one that is given, or one that is
+    learned on its text and kept in `directory`.
+
+    Raises: ConfigError for a vocabulary that does not fit the run; DataError for one, or text, that cannot be read.
+    """
+    if run.init.run:
+        if run.data.tokenizer:
+            raise ConfigError(f"{run.init.run} brings its own vocabulary; leave data.tokenizer out")
+        source = run_file.read(Path(run.init.run))
+        if source.run.family != run.family:
+            raise ConfigError(
+                f"{run.init.run} is a run of the family {source.run.family}, and this model one of {run.family}; "
+                "begin from a run of the same family"
+            )
+        # The embeddings that are taken over belong to these ids.
+        tokenizer = read_tokenizer(Path(run.init.run), source)
+        if run.task.kind != "off":
+            # A GPT's task adds start, delimiter and extract tokens behind the vocabulary (Radford et al. 2018).
+            tokenizer = run.text.with_task_tokens(tokenizer)
+        keep_tokenizer(tokenizer, directory)
+        return tokenizer
+    if run.data.tokenizer:
+        tokenizer = load_tokenizer(run.data.tokenizer, run.data.lowercase, run.data.word_splitter)
+        check_tokenizer_kind(run, tokenizer.kind)
+        return tokenizer
+    # Neither a run nor a vocabulary is given: learn one from the text, of the recipe's kind and size.
+    files, data = expand(run.data.path, "data.path", run.data.text_column), run.data
+    check_tokenizer_kind(run, data.vocabulary)
+    logger.info(f"learning a vocabulary of at most {run.model.vocab} tokens ({data.vocabulary})")
+    tokenizer = learn(
+        data.vocabulary, files, run.model.vocab, data.lowercase, cancel, data.documents, data.word_splitter
+    )
+    keep_tokenizer(tokenizer, directory)
+    return tokenizer
+
+
+def keep_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
+    """Saves the run's vocabulary.
+
+    A different one, which a stopped start has left and nothing was trained with, is moved aside. Raises ConfigError if
+    the run was trained with a different one.
+    """
+    # The same vocabulary may be saved again; another one in its place is a DataError.
+    with contextlib.suppress(DataError):
+        tokenizer.save(directory / "tokenizer")
+        return
+    # run.json has a tokenizer's fingerprint, or a checkpoint exists: something was trained with it.
+    known = (directory / "run.json").exists() and run_file.read(directory).tokenizer
+    if known or any((directory / "checkpoints").glob("[0-9]*")):
+        raise ConfigError(
+            f"the text has another vocabulary than {directory / 'tokenizer'}, which this run was trained with; "
+            "put the text back, or give another --dir"
+        )
+    aside = move_aside(directory, ["tokenizer"], "earlier")
+    logger.warning(f"{directory / 'tokenizer'} was learned on other text; moved it to {aside}")
+    tokenizer.save(directory / "tokenizer")

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from contexture.data import mirror
 from contexture.data.binary_files import misfit
 from contexture.data.errors import DataError, did_you_mean
+from contexture.data.mixed_paths import split_weight
 from contexture.data.plain_files import read_plain
 from contexture.data.storage import atomic_file, check_no_address, check_run_path, is_address
 from contexture.data.text import hub
@@ -154,7 +155,7 @@ def with_pinned_addresses(run: Run, directory: Path) -> Run:
     names = {"data": ("path", "dev"), "task": ("train", "dev", "test")}
     given = [path for section in names for name in names[section] for path in getattr(getattr(run, section), name)]
     # Only then is the network asked.
-    if not any(map(hub.is_address, given)):
+    if not any(hub.is_address(split_weight(path)[1]) for path in given):
         return run
     # A run that resumes keeps its commits, though the branch may have moved on.
     existing = read(directory).run if (directory / "run.json").exists() else run
@@ -169,10 +170,12 @@ def with_pinned_addresses(run: Run, directory: Path) -> Run:
 
 
 def _absolute(path: str) -> str:
+    # A source of a mixture has its weight in front.
+    lead, path = split_weight(path)
     # An address of no bucket is refused where it is read; one of a bucket is a path by now.
     # Names of data sets are no paths, and stay as they are.
     is_name = path.startswith(("tfds:", "published:", hub.PREFIX)) or is_address(path)
-    return os.path.abspath(path) if path and not is_name else path
+    return lead + (os.path.abspath(path) if path and not is_name else path)
 
 
 def predictions_of(run: Run) -> int:

@@ -84,11 +84,11 @@ def test_joined_parts_are_the_shards_of_the_whole_text(
     folder = tmp_path_factory.mktemp("parts")
     for number, (text, kind) in enumerate(zip(texts, kinds, strict=False)):
         pieces = [text[at : at + 30] for at in range(0, len(text), 30)]
-        content = {
+        made = {
             ".jsonl": "".join(json.dumps({"body": piece}) + "\n" for piece in pieces),
             "wiki_0": "".join(f'<doc id="{n}">\n{piece}\n</doc>\n' for n, piece in enumerate(pieces)),
         }
-        raw = (content[kind] if kind in content else "\ufeff" * mark + text + "w5\nw6\n").encode()
+        raw = (made[kind] if kind in made else "\ufeff" * mark + text + "w5\nw6\n").encode()
         # WikiExtractor's names have no suffix.
         name = f"{kind}{number}" if kind.startswith("wiki") else f"{number}{kind}"
         (folder / name).write_bytes(gzip.compress(raw) if kind.endswith("gz") else raw)

@@ -117,6 +117,8 @@ def test_a_notebook_has_one_bar_that_is_drawn_in_place(tmp_path):
 
 def test_what_is_not_remarkable_is_not_shown():
     assert "waits for data 5%" not in figures_of({**RECORD, "data_wait": 0.05})
+    mixed = {"loss": 2.0, "loss/de": 1.5, "loss/fr": 2.5, "mlm_accuracy": 0.5, "loss/ru": None}
+    assert figures_of(mixed) == ["loss 2.0000 (de 1.5000, fr 2.5000)", "mlm 50.0%"]
     assert figures_of({"loss": None, "skipped": 3}) == ["loss not finite, step skipped", "3 skipped"]
 
 
