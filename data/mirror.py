@@ -459,6 +459,17 @@ def removed(paths: Sequence[Path]) -> None:
         bucket.delete(address for file in gone if (address := address_of(file)) is not None)
 
 
+def remove(folder: Path) -> None:
+    """Deletes a folder, here and in the bucket, with what other processes have written there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    address = address_of(folder)
+    # Nothing is in the bucket below a hidden name.
+    if address is not None and not any(part.startswith(".") for part in address.key.split("/")):
+        with _lock:
+            _forget(folder)
+            bucket.delete(address / name for name in bucket.keys(address))
+
+
 def _append(file: Path) -> None:
     """Writes what was added to a file as a part of its own."""
     mark, size = _wholes[file]

@@ -26,6 +26,7 @@ OURS = {"contexture", "tests", *SCRIPTS}
 OPTIONAL = {
     "ipython": "draws the progress bar of a notebook, whose kernel brings it",
     "torch": "reads pickled weights where it is installed; without it the error says so",
+    "ray": "an extra, for --runner ray; without it the error says so",
     **dict.fromkeys(("aim", "mlflow-skinny", "wandb"), "an extra, for --log.to; without it the error says so"),
 }
 NOT_IMPORTED = {
@@ -88,8 +89,8 @@ def test_what_the_extras_declare_is_imported_or_a_tool():
     assert declared - _imported(DEVELOPMENT) - OPTIONAL.keys() == TOOLS.keys()
 
 
-@pytest.mark.parametrize("extra", ["aim", "mlflow", "wandb"])
-def test_the_suite_tries_the_trackers_that_users_install(extra: str):
+@pytest.mark.parametrize("extra", ["aim", "mlflow", "ray", "wandb"])
+def test_the_suite_tries_the_extras_that_users_install(extra: str):
     packages = {str(one) for one in EXTRAS[extra] if one.name in OPTIONAL}
     assert (
         packages

@@ -1,8 +1,11 @@
 """The commands that learn a vocabulary and tokenise text: argv → the printed result."""
 
+import contextlib
 import dataclasses
 import logging
 import time
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from contexture.cli.output import Result
@@ -13,11 +16,11 @@ from contexture.data.config import DataConfig
 from contexture.data.mirror import address_of
 from contexture.data.pretraining.create_instances import InstanceOptions
 from contexture.data.pretraining.instance_records import write_instances
-from contexture.data.pretraining.join_parts import join, part_name, parts_name
-from contexture.data.pretraining.part_workers import Tally
+from contexture.data.pretraining.join_parts import join
+from contexture.data.pretraining.part_workers import Tally, part_name
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.text_parts import sampled
-from contexture.data.pretraining.tokenize_corpus import job_of, prepare, tokenize_part
+from contexture.data.pretraining.tokenize_corpus import Cluster, job_of, prepare, tokenize_part
 from contexture.data.storage import atomic_folder, check_free, left_partials
 from contexture.data.text.sources import expand
 from contexture.data.tokenizers.base import Tokenizer
@@ -25,7 +28,7 @@ from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.unknown_tokens import LostMarks
 from contexture.data.tokenizers.wordpiece import wordpiece
 from contexture.requests import PrepareRequest, TokenizerRequest
-from contexture.train.errors import ConfigError
+from contexture.train.errors import ConfigError, install_hint
 from contexture.train.run.progress import duration
 from contexture.train.run.signals import NOTHING_WRITTEN, PARTS_KEPT, Signals
 from contexture.train.run.vocabulary import check_tokenizer_kind, learn
@@ -76,8 +79,9 @@ def prepare_command(argv: list[str]) -> Result:
     parts = Path(f"{request.to}.parts")
     # Parts of a whole preparation lie on this machine's disk: of shards in a bucket nothing would be left.
     records = request.format == "google-tfrecord"
-    kept = not records and not request.part and not request.join and address_of(request.to) is None
-    with Signals(PARTS_KEPT if kept else NOTHING_WRITTEN) as signals:
+    shared = request.runner == "ray"
+    kept = not records and not request.part and not request.join and (shared or address_of(request.to) is None)
+    with Signals(PARTS_KEPT if kept else NOTHING_WRITTEN) as signals, _workers(request) as workers:
         if request.join:
             return _of_shards(request.to, join(parts, Path(request.to), stream=run.stream or "", check=signals.check))
         if records and run.stream != "sentence_pairs":
@@ -94,13 +98,26 @@ def prepare_command(argv: list[str]) -> Result:
             signals.check()
             line.show()
 
-        shards = prepare(
-            data, tokenizer, Path(request.to), progress, stream=run.stream, workers=request.workers, tally=tally
-        )
+        shards = prepare(data, tokenizer, Path(request.to), progress, stream=run.stream, workers=workers, tally=tally)
     to = Path(request.to)
-    for left in [*left_partials(to), *to.parent.glob(parts_name(to.name, "*"))]:
+    parts_left = [each for name in (to.name, f".{to.name}") for each in to.parent.glob(f"{name}.parts-*")]
+    for left in [*left_partials(to), *parts_left]:
         logger.warning(f"{left} is what a preparation that was killed has left; delete it unless one is at work there")
     return _of_shards(request.to, shards)
+
+
+@contextlib.contextmanager
+def _workers(request: PrepareRequest) -> Iterator[int | Cluster]:
+    """Gives what tokenises: so many processes, or a cluster, to which this process is connected meanwhile."""
+    if request.runner == "local":
+        yield request.workers or 1
+        return
+    if find_spec("ray") is None:
+        raise ConfigError(f"runner=ray: ray is not installed; {install_hint('ray')}")
+    from contexture.data.pretraining.ray_tasks import ray_cluster
+
+    with ray_cluster(request.workers) as cluster:
+        yield cluster
 
 
 def _preparing_tokenizer(request: PrepareRequest, run: Run, data: DataConfig, signals: Signals) -> Tokenizer:
@@ -178,8 +195,9 @@ class _Progress:
         if self._last is None:
             self._last = now, tally.read, tally.tokens
         then, read, tokens = self._last
-        # Over the last seconds: parts of an earlier start are passed over at once.
-        if now - then < _BETWEEN:
+        # Over the time since the last line: parts of an earlier start are passed over at once, and a cluster's arrive
+        # whole.
+        if now - then < _BETWEEN or tally.read == read:
             return
         ahead = (tally.total - tally.read) * (now - then) / max(tally.read - read, 1)
         left = f", {duration(ahead)} left" if tally.read > read else ""

@@ -133,8 +133,12 @@ class PrepareRequest:
     machines that share the folder; --join makes shards of them. They need one --tokenizer."""
     join: bool = False
     """Join the parts in TO.parts into shards, the same as without parts. Needs neither --input nor --tokenizer."""
-    workers: int = 1
-    """How many processes tokenise. What they have done stays where the work is stopped; the same command resumes."""
+    runner: Literal["local", "ray"] = "local"
+    """Where parts are made: on this machine, or as tasks of the Ray cluster that RAY_ADDRESS names, or that runs here.
+    All its nodes must see --input and --to, on a shared disk or in a bucket."""
+    workers: int = 0
+    """How many processes tokenise, one by default; in a Ray cluster the most parts at once, by default as many as it
+    has processors. What they have done stays where the work is stopped; the same command resumes."""
     per_worker: bool = False
     """Show what each worker is at."""
     tokenizer: Annotated[str, DIR] = ""
@@ -150,16 +154,17 @@ class PrepareRequest:
         check_place(self.to)
         if not self.input and not self.join:
             raise ValueError("input names no text; give a file, several, or a folder")
-        if self.workers < 1:
+        if self.workers < 0:
             raise ValueError(f"workers={self.workers} is not a positive number of processes")
-        check_effect(self, ("per_worker",), self.workers > 1, "several workers; give --workers 4")
+        several = self.workers > 1 and self.runner == "local"
+        check_effect(self, ("per_worker",), several, "several workers of this machine; give --workers 4")
         self._check_format()
         if self.join:
-            given = ("input", "text_column", "tokenizer", "dev", "dev_fraction", "part", "workers")
+            given = ("input", "text_column", "tokenizer", "dev", "dev_fraction", "part", "workers", "runner")
             check_effect(self, given, False, "making parts; leave --join out")
         if self.part:
             _ = self.part_of_count
-            check_effect(self, ("workers",), False, "a whole preparation, not one part; leave --part out")
+            check_effect(self, ("workers", "runner"), False, "a whole preparation, not one part; leave --part out")
             if not self.tokenizer:
                 raise ValueError(
                     "part= wants one vocabulary for all parts; learn it first (contexture tokenizer …), and give it as "
@@ -174,7 +179,7 @@ class PrepareRequest:
         own = ("seed", "dupe_factor", "whole_word_mask", "files")
         check_effect(self, own, records, "TFRecords; give --as google-tfrecord")
         # The original has no such things: held-out text is given to another call.
-        others = ("part", "join", "workers", "per_worker", "dev", "dev_fraction")
+        others = ("part", "join", "runner", "workers", "per_worker", "dev", "dev_fraction")
         check_effect(self, others, not records, "shards; give --as shards")
 
     @property

@@ -19,6 +19,7 @@ from contexture.data.block_cache import BLOCK, block_digests
 from contexture.data.errors import DataError
 from contexture.data.plain_files import open_plain, read_plain
 from contexture.data.pretraining import shards_index
+from contexture.data.pretraining.part_workers import part_name
 from contexture.data.pretraining.shards import Shards, SplitTable, TokenFiles
 from contexture.data.pretraining.shards_index import DIGESTS, INDEX, SPLITS, UNKNOWN, SourceEntry
 from contexture.data.pretraining.text_parts import source_digest
@@ -92,11 +93,6 @@ class PartIndex(TypedDict):
 def parts_name(name: str, job: str) -> str:
     """Returns the name of the folder of parts next to shards of a name; job: what tells preparations apart."""
     return f".{name}.parts-{job}"
-
-
-def part_name(part: int, count: int) -> str:
-    """Returns the name of a part's folder."""
-    return f"part-{part:05d}-of-{count:05d}"
 
 
 def read_part(folder: Path, job: Mapping[str, object] | None = None) -> PartIndex:

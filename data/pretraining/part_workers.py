@@ -1,4 +1,4 @@
-"""The parts of a preparation, tokenised by several processes of this machine."""
+"""Parts of a work, made by several processes of this machine."""
 
 import multiprocessing
 import os
@@ -11,16 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from contexture.data.config import DataConfig, Stream
 from contexture.data.errors import DataError
-from contexture.data.pretraining import text_parts
-from contexture.data.pretraining.join_parts import part_name
-from contexture.data.pretraining.text_parts import Job
-from contexture.data.storage import atomic_folder
-from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.registry import load_tokenizer
 
 _BETWEEN = 0.5
 """Seconds between two messages of a worker."""
@@ -37,7 +30,7 @@ class Tally:
     documents: int = 0
     tokens: int = 0
     workers: dict[int, str] = field(default_factory=dict)
-    """The part that each worker tokenises, by the worker's number."""
+    """The part that each worker is at, by the worker's number."""
 
     def add(self, read: int = 0, documents: int = 0, tokens: int = 0) -> None:
         # Some sizes are estimates: never more than all.
@@ -51,64 +44,45 @@ Report: TypeAlias = Callable[[int, int, int], None]
 exception that it raises stops the work."""
 
 
-@dataclass(frozen=True)
-class _Work:
-    """The arguments of a worker."""
+class PartMaker(Protocol):
+    """Makes parts in a worker, to which it is sent by pickle."""
 
-    open: Callable[[DataConfig, Tokenizer, Stream, int], Job]
-    tokenize: Callable[[Job, Path, int, int, Report], None]
-    config: DataConfig
-    tokenizer: Path
-    stream: Stream
-    per_file: int
-    piece: int
-    folder: Path
-    count: int
-    threads: int
+    def open(self) -> Callable[[int, Report], None]:
+        """Returns a function that makes the part of a number, unless it is done. A worker calls this once.
+
+        Raises: DataError, as the function does.
+        """
+        ...
 
 
-def tokenize_in_workers(
-    open: Callable[[DataConfig, Tokenizer, Stream, int], Job],
-    tokenize: Callable[[Job, Path, int, int, Report], None],
-    job: Job,
-    folder: Path,
-    count: int,
-    workers: int,
-    report: Report,
-    tally: Tally,
-) -> None:
-    """Tokenises all parts that are not done, in so many processes.
+def part_name(part: int, count: int) -> str:
+    """Returns the name of a part's folder."""
+    return f"part-{part:05d}-of-{count:05d}"
+
+
+def make_in_workers(maker: PartMaker, folder: Path, count: int, workers: int, report: Report, tally: Tally) -> None:
+    """Makes all parts that are not done, in so many processes.
 
     Args:
-        open: makes the preparation in a worker.
-        tokenize: makes a part, as `tokenize_part`.
-        job: the preparation.
-        folder: where its parts lie.
+        maker: makes them.
+        folder: where they lie.
         count: how many parts there are.
         workers: how many processes.
         report: called twice a second at least.
-        tally: gets the part that each worker tokenises.
+        tally: gets the part that each worker is at.
 
     Raises:
-        DataError: as `tokenize_part`.
+        DataError: as `maker`.
         OSError: where a worker is killed.
     """
-    # Made here, so that no worker is the first.
-    folder.mkdir(parents=True, exist_ok=True)
-    # Workers read the vocabulary as a run would: from its folder.
-    vocabulary = folder / "tokenizer"
-    if not vocabulary.is_dir():
-        with atomic_folder(vocabulary) as partial:
-            job.tokenizer.save(partial)
     threads = max((os.cpu_count() or 1) // workers, 1)
-    piece = text_parts.PIECE
-    work = _Work(open, tokenize, job.config, vocabulary, job.stream, job.per_file, piece, folder, count, threads)
     # The next free worker takes the next part; -1 ends a worker.
     parts, messages = _SPAWN.Queue(), _SPAWN.Queue()
     for part in [*range(count), *[-1] * workers]:
         parts.put(part)
     processes = [
-        _SPAWN.Process(target=_work, args=(work, parts, messages, each), daemon=True) for each in range(workers)
+        _SPAWN.Process(target=_work, args=(maker, count, threads, parts, messages, each), daemon=True)
+        for each in range(workers)
     ]
     for process in processes:
         process.start()
@@ -158,14 +132,13 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _work(work: _Work, parts: Any, messages: Any, number: int) -> None:
-    """A worker: tokenises parts until there are no more."""
+def _work(maker: PartMaker, count: int, threads: int, parts: Any, messages: Any, number: int) -> None:
+    """A worker: makes parts until there are no more."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # Ctrl-C goes to all processes of a terminal: the one that was started ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Read when a tokenizer first takes a batch of texts.
-    os.environ["RAYON_NUM_THREADS"] = str(work.threads)
-    text_parts.PIECE = work.piece
+    os.environ["RAYON_NUM_THREADS"] = str(threads)
     counts, last = [0, 0, 0], time.monotonic()
 
     def report(*new: int) -> None:
@@ -178,11 +151,10 @@ def _work(work: _Work, parts: Any, messages: Any, number: int) -> None:
 
     # Any other exception is a defect of ours: its traceback is printed.
     try:
-        tokenizer = load_tokenizer(work.tokenizer, work.config.lowercase, work.config.word_splitter)
-        job = work.open(work.config, tokenizer, work.stream, work.per_file)
+        make = maker.open()
         while (part := parts.get()) >= 0:
-            messages.put((number, "part", part_name(part, work.count)))
-            work.tokenize(job, work.folder, part, work.count, report)
+            messages.put((number, "part", part_name(part, count)))
+            make(part, report)
         messages.put((number, "counts", tuple(counts)))
     except (DataError, OSError) as error:
         messages.put((number, "error", error))

@@ -17,10 +17,11 @@ import dataclasses
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from contexture.data.binary_files import HashingWriter, Int64Writer, close_all, 
 from contexture.data.config import DataConfig, Stream
 from contexture.data.errors import DataError
 from contexture.data.plain_files import WHOLE
+from contexture.data.pretraining import text_parts
 from contexture.data.pretraining.join_parts import (
     FORMAT,
     PART,
@@ -36,11 +38,10 @@ from contexture.data.pretraining.join_parts import (
     PartEntry,
     PartError,
     join,
-    part_name,
     parts_name,
     read_part,
 )
-from contexture.data.pretraining.part_workers import Report, Tally, tokenize_in_workers
+from contexture.data.pretraining.part_workers import Report, Tally, make_in_workers, part_name
 from contexture.data.pretraining.shards import BLOCK_TOKENS, Shards
 from contexture.data.pretraining.shards_index import PER_FILE, UNKNOWN
 from contexture.data.pretraining.text_parts import Job, PartSpan, PieceDigests
@@ -48,6 +49,7 @@ from contexture.data.storage import atomic_folder, check_free
 from contexture.data.text.sources import Source, TextFile, document_batches, expand, sentence_batches, shared
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import CorpusVocabulary
+from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.unknown_tokens import UnknownTokens
 from contexture.data.tokenizers.word_level import word_tokenizer
 
@@ -64,7 +66,7 @@ def prepare(
     *,
     stream: Stream = "sentence_pairs",
     per_file: int = PER_FILE,
-    workers: int = 1,
+    workers: "int | Cluster" = 1,
     tally: Tally | None = None,
 ) -> Shards:
     """Tokenises `config.path` (and `config.dev`) into the folder `to` and opens it.
@@ -75,7 +77,8 @@ def prepare(
     bytes read and the bytes in all (approximate for a TFDS set and a columnar file), at least every half megabyte; an
     exception that it raises stops the work. Warns where many tokens of the text are unknown.
 
-    workers: how many processes tokenise. tally: gets what was read and written so far, before `progress` is called.
+    workers: how many processes tokenise, or what has other machines do it. tally: gets what was read and written so
+    far, before `progress` is called.
     stream: how sequences will be drawn.
 
         sentence_pairs  sentences are tokenised one by one, and held out by their number
@@ -107,16 +110,30 @@ def prepare(
     return _in_parts(job, to, workers, report, tally)
 
 
-def _in_parts(job: Job, to: Path, workers: int, report: Report, tally: Tally) -> Shards:
+class Cluster(Protocol):
+    """Makes parts on other machines, which see the folder of the parts: a shared disk or a bucket."""
+
+    def __call__(self, maker: "PartsOfText", count: int, report: Report) -> None:
+        """Makes all parts that are not done. Raises: as `make_in_workers`."""
+        ...
+
+
+def _in_parts(job: Job, to: Path, workers: int | Cluster, report: Report, tally: Tally) -> Shards:
     """Makes all parts that are not done, and joins them."""
     # Named after the preparation: parts of another text or vocabulary are never taken for its own.
     parts = to.with_name(parts_name(to.name, fingerprint_of(job.facts)[:8]))
+    if not isinstance(workers, int):
+        parts = parts.with_name(parts.name[1:])  # nothing is written to a bucket by a hidden name
     # By the text alone: as many as before a kill, with any number of workers.
     count = job.part_count()
     with _alone(parts):
         try:
-            if min(workers, count) > 1:
-                tokenize_in_workers(job_of, tokenize_part, job, parts, count, min(workers, count), report, tally)
+            if not isinstance(workers, int):
+                workers(_maker(job, parts, count), count, report)
+                # Of parts in a bucket, this process has seen none.
+                mirror.fetch_again(parts)
+            elif min(workers, count) > 1:
+                make_in_workers(_maker(job, parts, count), parts, count, min(workers, count), report, tally)
             else:
                 for part in range(count):
                     tokenize_part(job, parts, part, count, report)
@@ -125,15 +142,56 @@ def _in_parts(job: Job, to: Path, workers: int, report: Report, tally: Tally) ->
             raise
         except DataError:
             # The text must change, and these parts could not be used again.
-            shutil.rmtree(parts, ignore_errors=True)
+            mirror.remove(parts)
             raise
         except BaseException:
             # Only where no part is done.
             with contextlib.suppress(OSError):
                 parts.rmdir()
             raise
-        shutil.rmtree(parts, ignore_errors=True)
+        mirror.remove(parts)
     return shards
+
+
+@dataclass(frozen=True)
+class PartsOfText:
+    """Makes the parts of a preparation: the arguments of `job_of` and of `tokenize_part`, as a worker opens them."""
+
+    config: DataConfig
+    tokenizer: str
+    stream: Stream
+    per_file: int
+    piece: int
+    folder: str
+    count: int
+    fingerprint: str
+    """Of `Job.facts`, which a worker must see too."""
+
+    def open(self) -> Callable[[int, Report], None]:
+        text_parts.PIECE = self.piece
+        tokenizer = load_tokenizer(self.tokenizer, self.config.lowercase, self.config.word_splitter)
+        job = job_of(self.config, tokenizer, self.stream, self.per_file)
+        if fingerprint_of(job.facts) != self.fingerprint:
+            raise PartError(f"{job.sources[0]}: the text is another here, or has changed; prepare a text that stays")
+        return lambda part, report: tokenize_part(job, Path(self.folder), part, self.count, report)
+
+
+def _maker(job: Job, folder: Path, count: int) -> PartsOfText:
+    # Workers read the vocabulary as a run would: from its folder. Made here, so that no worker is the first.
+    vocabulary = folder / "tokenizer"
+    if not vocabulary.is_dir():
+        with atomic_folder(vocabulary) as partial:
+            job.tokenizer.save(partial)
+    return PartsOfText(
+        config=job.config,
+        tokenizer=str(vocabulary),
+        stream=job.stream,
+        per_file=job.per_file,
+        piece=text_parts.PIECE,
+        folder=str(folder),
+        count=count,
+        fingerprint=fingerprint_of(job.facts),
+    )
 
 
 @contextlib.contextmanager

@@ -338,8 +338,8 @@ def test_the_command_makes_parts_and_joins_them(tmp_path, text_folder, capsys):
         (["--part", "0/3"], "part= wants one vocabulary for all parts; learn it first (contexture tokenizer …)"),
         (["--part", "0/3", "--workers", "2", "--tokenizer", "v"], "workers= is for a whole preparation, not one part"),
         (["--join"], "input= is for making parts; leave --join out"),
-        (["--workers", "0"], "workers=0 is not a positive number of processes"),
-        (["--per-worker"], "per-worker= is for several workers; give --workers 4"),
+        (["--workers", "-1"], "workers=-1 is not a positive number of processes"),
+        (["--per-worker"], "per-worker= is for several workers of this machine; give --workers 4"),
     ],
 )  # fmt: skip
 def test_options_of_parts_that_do_not_fit_are_one_line(tmp_path, text_folder, capsys, words, line):
