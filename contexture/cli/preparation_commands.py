@@ -17,7 +17,8 @@ from contexture.data.mirror import address_of
 from contexture.data.pretraining.create_instances import InstanceOptions
 from contexture.data.pretraining.instance_records import write_instances
 from contexture.data.pretraining.join_parts import join
-from contexture.data.pretraining.part_workers import Tally, part_name
+from contexture.data.pretraining.part_folder import part_name
+from contexture.data.pretraining.part_workers import Tally
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.text_parts import sampled
 from contexture.data.pretraining.tokenize_corpus import Cluster, job_of, prepare, tokenize_part

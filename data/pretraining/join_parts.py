@@ -1,25 +1,20 @@
 """Parts of a preparation (`data.pretraining.tokenize_corpus`) → shards: the same, byte for byte, however many parts."""
 
-import hashlib
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from contexture.data import mirror
-from contexture.data.binary_files import I64, FileEntry, HashingWriter, Int64Writer, close_all, fingerprint_of, misfit
+from contexture.data.binary_files import I64, FileEntry, HashingWriter, Int64Writer, close_all, fingerprint_of
 from contexture.data.block_cache import BLOCK, block_digests
 from contexture.data.errors import DataError
-from contexture.data.plain_files import open_plain, read_plain
 from contexture.data.pretraining import shards_index
-from contexture.data.pretraining.part_workers import part_name
+from contexture.data.pretraining.part_folder import PART, PartError, PartReader, parts_in, read_index
 from contexture.data.pretraining.shards import Shards, SplitTable, TokenFiles
 from contexture.data.pretraining.shards_index import DIGESTS, INDEX, SPLITS, UNKNOWN, SourceEntry
 from contexture.data.pretraining.text_parts import source_digest
@@ -33,11 +28,8 @@ from contexture.data.tokenizers.word_level import word_tokenizer
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1
-PART = "part.json"
 RUN = 64
 """Tokens of a run. Where whole documents are tokenised, runs take the place of sentences."""
-_NAME = re.compile(r"part-([0-9]+)-of-([0-9]+)")
 _COPY = 1 << 16
 """Documents whose borders are read back at once."""
 _COUNTED = 1 << 22
@@ -58,10 +50,6 @@ _JOB = {
 _ENTRY = {"source": int, "tokens": int, "sentences": int, "documents": int, "whole": int, "pieces": [str]}
 _INDEX = {"job": _JOB, "part": int, "of": int, "dtype": str, "spans": [_ENTRY], "unknown": dict, "files": dict}
 """The type of everything in part.json."""
-
-
-class PartError(DataError):
-    """A part that is missing, damaged or of another preparation: the text itself is no fault."""
 
 
 class PartEntry(TypedDict):
@@ -90,64 +78,13 @@ class PartIndex(TypedDict):
     files: dict[str, FileEntry]
 
 
-def parts_name(name: str, job: str) -> str:
-    """Returns the name of the folder of parts next to shards of a name; job: what tells preparations apart."""
-    return f".{name}.parts-{job}"
-
-
 def read_part(folder: Path, job: Mapping[str, object] | None = None) -> PartIndex:
     """Returns the content of a part's part.json. Raises: DataError where it is none, damaged, or of another job."""
-    file = folder / PART
-    again = f"delete {folder}, and make the part again"
-    try:
-        index = json.loads(read_plain(file))
-        known = index["format"] == FORMAT and index["fingerprint"] == fingerprint_of(index)
-    except OSError as error:
-        raise PartError(f"{file}: cannot be read ({error.strerror}); {again}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise PartError(f"{file}: not the description of a part; {again}") from None
-    # The fingerprint covers all of it: a part that was half copied, or changed by hand, is seen here.
-    if not known or misfit(index, _INDEX) or index["dtype"] not in ("<u2", "<u4"):
-        raise PartError(f"{file}: damaged, its content does not match its fingerprint; {again}")
-    if job is not None and index["job"] != job:
-        raise PartError(f"{folder}: a part of another preparation ({_difference(index['job'], job)}); {again}")
-    return index
-
-
-def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Returns the first fact in which two preparations differ, in words."""
-    name = next(name for name in {**one, **other} if one.get(name) != other.get(name))
-    # Of sources, the first that only one of them has.
-    if name != "sources":
-        return f"{name.replace('_', ' ')} {one.get(name)}, not {other.get(name)}"
-    ours, theirs = one["sources"], other["sources"]
-    odd = next((each for each in [*ours, *theirs] if each not in ours or each not in theirs), None)
-    return f"other sources: {odd['name']} of {odd['size']:,} bytes" if odd else "its sources in another order"
-
-
-def _parts_in(folder: Path) -> list[tuple[Path, PartIndex]]:
-    """Returns the parts in a folder, in their order. Raises: DataError where one is missing, or of another job."""
-    mirror.fetched(folder)
-    names = sorted(each.name for each in folder.iterdir() if _NAME.fullmatch(each.name)) if folder.is_dir() else []
-    if not names:
-        raise PartError(f"{folder}: holds no parts of a preparation; make them with --part 0/N to N-1/N")
-    # One number of parts: those of another would have some of the text twice.
-    counts = sorted({int(name.split("-")[-1]) for name in names})
-    if len(counts) > 1:
-        raise PartError(f"{folder}: holds parts of {counts[0]} and of {counts[1]}; delete those of one")
-    count = counts[0]
-    missing = [number for number in range(count) if part_name(number, count) not in names]
-    if missing:
-        more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
-        mend = f"make it with --part {missing[0]}/{count}"
-        raise PartError(f"{folder}: part {missing[0]} of {count}{more} missing; {mend}")
-    # All parts must be of one preparation, which the first one names.
-    first = read_part(folder / names[0])
-    parts = [(folder / name, read_part(folder / name, first["job"])) for name in names]
-    for place, index in parts:
-        if part_name(index["part"], index["of"]) != place.name:
-            raise PartError(f"{place}: holds part {index['part']} of {index['of']}; give it its name, or make it again")
-    return parts
+    index = read_index(folder, _INDEX, job)
+    # A fingerprint is no proof against an index that was made up.
+    if index["dtype"] not in ("<u2", "<u4"):
+        raise PartError(f"{folder / PART}: {index['dtype']!r} is no dtype of tokens; make the part again")
+    return cast(PartIndex, index)
 
 
 def join(
@@ -170,7 +107,7 @@ def join(
         DataError: for a part that is missing, damaged or of another preparation, for a source without text, nothing to
             train on, and a folder that is taken.
     """
-    parts = _parts_in(folder)
+    parts = parts_in(folder, read_part)
     job, dtype = parts[0][1]["job"], np.dtype(parts[0][1]["dtype"])
     if stream not in ("", job["stream"]):
         raise PartError(f"{folder}: parts for the stream {job['stream']}, and this recipe reads {stream}; give another")
@@ -195,41 +132,6 @@ def join(
             writer.close()
             raise
     return Shards.open(to)
-
-
-class _Reader:
-    """A file of a part, read once from its beginning to its end and compared with its digest then."""
-
-    def __init__(self, folder: Path, index: PartIndex, name: str) -> None:
-        self._path, self._sha256 = folder / name, index["files"][name]["sha256"]
-        try:
-            self._file, self._digest = open_plain(self._path), hashlib.sha256()
-        except OSError:
-            raise self._damaged() from None
-
-    def read(self, count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Returns the next numbers, at most so many."""
-        raw = self._file.read(count * dtype.itemsize)
-        self._digest.update(raw)
-        if len(raw) < count * dtype.itemsize:
-            raise self._damaged()
-        return np.frombuffer(raw, dtype)
-
-    def rest(self) -> bytes:
-        """Returns what is left, and closes the file. Raises: DataError where it is not as it was written."""
-        # Nothing is left of a file that was copied: more would make another digest.
-        raw = self._file.read()
-        self._digest.update(raw)
-        self.close()
-        if self._digest.hexdigest() != self._sha256:
-            raise self._damaged()
-        return raw
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _damaged(self) -> PartError:
-        return PartError(f"{self._path}: damaged, not what was written; delete {self._path.parent}, and make it again")
 
 
 class _Writer:
@@ -264,9 +166,9 @@ class _Writer:
     def add(self, folder: Path, index: PartIndex) -> None:
         """Adds a part. Raises: DataError where a file of it is not as it was written."""
         with ExitStack() as stack:
-            files: dict[str, _Reader] = {}
+            files: dict[str, PartReader] = {}
             for name in index["files"]:
-                files[name] = _Reader(folder, index, name)
+                files[name] = PartReader(folder, index["files"], name)
                 stack.callback(files[name].close)
             numbers = self._numbers(files[UNKNOWN].rest()) if UNKNOWN in files else None
             before = self.sentences, self.tokens
@@ -286,7 +188,7 @@ class _Writer:
         return np.array(self.numbering.number(words.decode("utf-8").split("\n")[:-1]), np.int64)
 
     def _copy(
-        self, entry: PartEntry, files: Mapping[str, _Reader], before: tuple[int, int], numbers: I64 | None
+        self, entry: PartEntry, files: Mapping[str, PartReader], before: tuple[int, int], numbers: I64 | None
     ) -> None:
         """Copies what a part holds of a source. before: the sentences and tokens in front of the part."""
         # In turns, since a part may be larger than memory.

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from contexture.data.errors import DataError
+from contexture.data.pretraining.part_folder import part_name
 
 _BETWEEN = 0.5
 """Seconds between two messages of a worker."""
@@ -53,11 +54,6 @@ class PartMaker(Protocol):
         Raises: DataError, as the function does.
         """
         ...
-
-
-def part_name(part: int, count: int) -> str:
-    """Returns the name of a part's folder."""
-    return f"part-{part:05d}-of-{count:05d}"
 
 
 def make_in_workers(maker: PartMaker, folder: Path, count: int, workers: int, report: Report, tally: Tally) -> None:

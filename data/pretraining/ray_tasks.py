@@ -15,8 +15,8 @@ from typing import Any
 
 from contexture.data.errors import DataError
 from contexture.data.mirror import address_of, local, placed, with_addresses
-from contexture.data.pretraining.join_parts import PartError
-from contexture.data.pretraining.part_workers import Report, part_name
+from contexture.data.pretraining.part_folder import PartError, part_name
+from contexture.data.pretraining.part_workers import Report
 from contexture.data.pretraining.tokenize_corpus import Cluster, PartsOfText
 
 _RETRIES = 8

@@ -7,6 +7,7 @@ in whose pieces it begins, so parts that are joined in their order are the text,
 
 import dataclasses
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,41 +27,18 @@ _PARTS, _PART = 64, 1 << 28
 so much of the work is lost by a kill at most."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """A preparation: what all of its parts have in common."""
-
-    config: DataConfig
-    tokenizer: Tokenizer
-    stream: Stream
-    per_file: int
-    train: Sequence[Source]
-    dev: Sequence[Source]
+class PartedText(ABC):
+    """A text that is read in parts."""
 
     @property
-    def sources(self) -> list[Source]:
-        """Returns the sources in the order of the shards: those to train on, then those held out."""
-        return [*self.train, *self.dev]
+    @abstractmethod
+    def sources(self) -> Sequence[Source]:
+        """Returns its sources in their order."""
 
-    @cached_property
-    def facts(self) -> dict[str, object]:
-        """Everything that the shards depend on, as JSON; of a source a digest of its ends, since it may be large."""
-        sources = [
-            {"name": source.name, "size": source.size, "split": split, "ends": _digest_of_ends(source)}
-            for split, each in (("train", self.train), ("dev", self.dev))
-            for source in each
-        ]
-        return {
-            "tokenizer": self.tokenizer.fingerprint,
-            "stream": self.stream,
-            "documents": self.config.documents,
-            "text_column": self.config.text_column,
-            "split_sentences": self.config.split_sentences,
-            "dev_fraction": float(self.config.dev_fraction),
-            "per_file": self.per_file,
-            "piece": PIECE,
-            "sources": sources,
-        }
+    @property
+    @abstractmethod
+    def documents(self) -> str:
+        """Returns what a document of a *.txt is, as `data.documents`."""
 
     def part_count(self) -> int:
         """Returns the default number of parts."""
@@ -99,12 +77,53 @@ class Job:
 
     @cached_property
     def _pieces(self) -> list["PartSpan"]:
-        # Once: whether a file can be cut is seen by reading its beginning. Where sentences are tokenised, an empty line
-        # ends a document, whatever a document is elsewhere.
-        return _pieces(self.sources, self.config.documents if self.stream == "windows" else "blank_lines")
+        # Once: whether a file can be cut is seen by reading its beginning.
+        return _pieces(self.sources, self.documents)
 
 
-def _digest_of_ends(source: Source) -> str:
+@dataclass(frozen=True)
+class Job(PartedText):
+    """A preparation: what all of its parts have in common."""
+
+    config: DataConfig
+    tokenizer: Tokenizer
+    stream: Stream
+    per_file: int
+    train: Sequence[Source]
+    dev: Sequence[Source]
+
+    @property
+    def sources(self) -> list[Source]:
+        """Returns the sources in the order of the shards: those to train on, then those held out."""
+        return [*self.train, *self.dev]
+
+    @property
+    def documents(self) -> str:
+        # Where sentences are tokenised, an empty line ends a document, whatever a document is elsewhere.
+        return self.config.documents if self.stream == "windows" else "blank_lines"
+
+    @cached_property
+    def facts(self) -> dict[str, object]:
+        """Everything that the shards depend on, as JSON; of a source a digest of its ends, since it may be large."""
+        sources = [
+            {"name": source.name, "size": source.size, "split": split, "ends": digest_of_ends(source)}
+            for split, each in (("train", self.train), ("dev", self.dev))
+            for source in each
+        ]
+        return {
+            "tokenizer": self.tokenizer.fingerprint,
+            "stream": self.stream,
+            "documents": self.config.documents,
+            "text_column": self.config.text_column,
+            "split_sentences": self.config.split_sentences,
+            "dev_fraction": float(self.config.dev_fraction),
+            "per_file": self.per_file,
+            "piece": PIECE,
+            "sources": sources,
+        }
+
+
+def digest_of_ends(source: Source) -> str:
     """Returns the sha256 of a file's first and last bytes; "" for another source."""
     if not isinstance(source, TextFile) or source.path.is_dir():
         return ""

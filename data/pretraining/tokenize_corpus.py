@@ -12,10 +12,7 @@ A part is a folder:
     part.json      the preparation that it belongs to, what it holds of each source, size and sha256 of its files
 """
 
-import contextlib
 import dataclasses
-import fcntl
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,17 +28,9 @@ from contexture.data.config import DataConfig, Stream
 from contexture.data.errors import DataError
 from contexture.data.plain_files import WHOLE
 from contexture.data.pretraining import text_parts
-from contexture.data.pretraining.join_parts import (
-    FORMAT,
-    PART,
-    RUN,
-    PartEntry,
-    PartError,
-    join,
-    parts_name,
-    read_part,
-)
-from contexture.data.pretraining.part_workers import Report, Tally, make_in_workers, part_name
+from contexture.data.pretraining.join_parts import RUN, PartEntry, join, read_part
+from contexture.data.pretraining.part_folder import PartError, new_part, part_name, with_parts, write_index
+from contexture.data.pretraining.part_workers import Report, Tally, make_in_workers
 from contexture.data.pretraining.shards import BLOCK_TOKENS, Shards
 from contexture.data.pretraining.shards_index import PER_FILE, UNKNOWN
 from contexture.data.pretraining.text_parts import Job, PartSpan, PieceDigests
@@ -120,37 +109,23 @@ class Cluster(Protocol):
 
 def _in_parts(job: Job, to: Path, workers: int | Cluster, report: Report, tally: Tally) -> Shards:
     """Makes all parts that are not done, and joins them."""
-    # Named after the preparation: parts of another text or vocabulary are never taken for its own.
-    parts = to.with_name(parts_name(to.name, fingerprint_of(job.facts)[:8]))
-    if not isinstance(workers, int):
-        parts = parts.with_name(parts.name[1:])  # nothing is written to a bucket by a hidden name
     # By the text alone: as many as before a kill, with any number of workers.
     count = job.part_count()
-    with _alone(parts):
-        try:
-            if not isinstance(workers, int):
-                workers(_maker(job, parts, count), count, report)
-                # Of parts in a bucket, this process has seen none.
-                mirror.fetch_again(parts)
-            elif min(workers, count) > 1:
-                make_in_workers(_maker(job, parts, count), parts, count, min(workers, count), report, tally)
-            else:
-                for part in range(count):
-                    tokenize_part(job, parts, part, count, report)
-            shards = join(parts, to, job.tokenizer, check=lambda: report(0, 0, 0))
-        except PartError:
-            raise
-        except DataError:
-            # The text must change, and these parts could not be used again.
-            mirror.remove(parts)
-            raise
-        except BaseException:
-            # Only where no part is done.
-            with contextlib.suppress(OSError):
-                parts.rmdir()
-            raise
-        mirror.remove(parts)
-    return shards
+
+    def make(parts: Path) -> Shards:
+        if not isinstance(workers, int):
+            workers(_maker(job, parts, count), count, report)
+            # Of parts in a bucket, this process has seen none.
+            mirror.fetch_again(parts)
+        elif min(workers, count) > 1:
+            make_in_workers(_maker(job, parts, count), parts, count, min(workers, count), report, tally)
+        else:
+            for part in range(count):
+                tokenize_part(job, parts, part, count, report)
+        return join(parts, to, job.tokenizer, check=lambda: report(0, 0, 0))
+
+    # Nothing is written to a bucket by a hidden name.
+    return with_parts(to, job.facts, make, hidden=isinstance(workers, int))
 
 
 @dataclass(frozen=True)
@@ -194,24 +169,6 @@ def _maker(job: Job, folder: Path, count: int) -> PartsOfText:
     )
 
 
-@contextlib.contextmanager
-def _alone(parts: Path) -> Iterator[None]:
-    """Holds a folder of parts for this process. Raises: DataError where another one is at work there."""
-    parts.mkdir(parents=True, exist_ok=True)
-    number = os.open(parts, os.O_RDONLY)
-    try:
-        try:
-            # The lock ends with its process, however it ends.
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"{parts}: another process makes the same shards now; wait for it") from None
-        except OSError:
-            pass  # a file system without locks
-        yield
-    finally:
-        os.close(number)
-
-
 def job_of(config: DataConfig, tokenizer: Tokenizer, stream: Stream, per_file: int = PER_FILE) -> Job:
     """Returns a preparation. Raises: as `sources_of`."""
     return Job(config, tokenizer, stream, per_file, *sources_of(config))
@@ -249,21 +206,15 @@ def tokenize_part(job: Job, folder: Path, part: int, count: int, report: Report)
         report(read, *(sum(entry[name] for entry in index["spans"]) for name in ("documents", "tokens")))
         return
     # A part appears when it is whole: whoever sees it need not make it.
-    try:
-        with atomic_folder(place) as partial:
-            writer = _PartWriter(partial, job)
-            try:
-                for span in job.spans(part, count):
-                    writer.add(span, report)
-                writer.finish(part, count)
-            except BaseException:
-                writer.close()
-                raise
-    except DataError:
-        # Made by somebody else meanwhile: then it is the same.
-        if not (place / PART).is_file():
+    with new_part(place, lambda: read_part(place, job.facts)) as partial:
+        writer = _PartWriter(partial, job)
+        try:
+            for span in job.spans(part, count):
+                writer.add(span, report)
+            writer.finish(part, count)
+        except BaseException:
+            writer.close()
             raise
-        read_part(place, job.facts)
 
 
 class _PartWriter:
@@ -457,7 +408,6 @@ class _PartWriter:
         close_all(written)
         self.tokenizer.save(self.folder / "tokenizer")
         index: dict[str, object] = {
-            "format": FORMAT,
             "job": self.job.facts,
             "part": part,
             "of": count,
@@ -466,5 +416,4 @@ class _PartWriter:
             "unknown": self.unknown.facts(count),
             "files": {out.path.name: out.entry() for out in written},
         }
-        index["fingerprint"] = fingerprint_of(index)
-        (self.folder / PART).write_text(json.dumps(index, indent=1) + "\n", "utf-8")
+        write_index(self.folder, index)

@@ -394,7 +394,7 @@ def test_a_second_preparation_at_one_place_is_refused_and_harms_nothing(tmp_path
     config = DataConfig(path=(str(tmp_path / "a.txt"),))
     process = _started(tmp_path)
     _wait_for_parts(tmp_path, 1)
-    with pytest.raises(DataError, match="another process makes the same shards now; wait for it"):
+    with pytest.raises(DataError, match="another process makes the same now; wait for it"):
         prepare(config, PIECES, tmp_path / "shards")
     assert process.wait(60) == 0
     prepare(config, PIECES, tmp_path / "one")
