@@ -1,6 +1,5 @@
 """Compares runs: their losses and metrics, and the settings in which they differ, as a table, a picture, or a page."""
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
+from contexture.analysis.html_page import html_figure, html_page, html_table
 from contexture.data.storage import atomic_file
 from contexture.train.errors import ConfigError
 from contexture.train.metric_directions import BETTER, rank
@@ -22,7 +22,6 @@ from contexture.train.run.plots import (
     new_figure,
     read_curves,
     save_figure,
-    svg_text,
 )
 from contexture.train.run.report import read_metrics
 from contexture.train.settings.run import Run, fields
@@ -284,19 +283,6 @@ def _table(rows: Sequence[dict[str, str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
-_STYLE = """
-:root{color-scheme:light dark;--ink:#1f1f1f;--paper:#fdfdfd;--rule:#d9d9d9}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e6e6;--paper:#181a1b;--rule:#3c3f41}}
-body{font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:62rem;
-margin:auto;padding:1rem}
-svg{width:100%;height:auto}
-div{overflow-x:auto}
-table{border-collapse:collapse;font-size:.9rem}
-th,td{text-align:left;padding:.25rem .8rem .25rem 0;border-bottom:1px solid var(--rule);vertical-align:top}
-td.number,th.number{text-align:right;font-variant-numeric:tabular-nums}
-"""
-
-
 def _page(names: Sequence[str], curves: Sequence[_Drawn], result: Comparison) -> str:
     heads = ("run", "steps", "training loss", "held-out loss", "best", "at step", "tokens/s")
     forms = ("{}", "{:,}", "{:.4f}", "{:.4f}", "{:.4f}", "{:,}", "{:,.0f}")
@@ -306,18 +292,13 @@ def _page(names: Sequence[str], curves: Sequence[_Drawn], result: Comparison) ->
         rows.append(["–" if value is None else form.format(value) for form, value in zip(forms, values, strict=True)])
     title = "Comparison of " + ", ".join(names)
     settings = [list(row.values()) for row in result["differences"]]
-    drawing = svg_text(_draw(curves, "light"))
-    # Without the XML declaration, which has no place within HTML.
-    drawing = drawing[drawing.index("<svg") :]
-    return (
-        f'<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width">\n<title>{html.escape(title)}</title>\n'
-        f"<style>{_STYLE}</style>\n<h1>{html.escape(title)}</h1>\n{drawing}\n"
+    body = (
+        f"{html_figure(_draw(curves, 'light'))}\n"
         f"<p>Losses are in nats. The training loss is the mean of the last hundredth of the steps.</p>\n"
-        f"{_html_table(heads, rows, numbers=True)}\n{_html_metrics(names, result)}<h2>Settings that differ</h2>\n"
-        + (_html_table(("setting", *names), settings) if settings else "<p>None.</p>\n")
-        + "</html>\n"
+        f"{html_table(heads, rows, numbers=True)}\n{_html_metrics(names, result)}<h2>Settings that differ</h2>\n"
+        + (html_table(("setting", *names), settings) if settings else "<p>None.</p>\n")
     )
+    return html_page(title, body)
 
 
 def _html_metrics(names: Sequence[str], result: Comparison) -> str:
@@ -325,14 +306,5 @@ def _html_metrics(names: Sequence[str], result: Comparison) -> str:
     rows = _metric_cells([{**row, "run": short[row["run"]]} for row in result["metrics"]])
     if not rows:
         return ""
-    table = _html_table(list(rows[0]), [list(row.values()) for row in rows], numbers=True)
+    table = html_table(list(rows[0]), [list(row.values()) for row in rows], numbers=True)
     return f"<h2>Metrics of the held-out examples</h2>\n{table}\n"
-
-
-def _html_table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
-    kind = ' class="number"' if numbers else ""
-    top = f"<th>{html.escape(heads[0])}" + "".join(f"<th{kind}>{html.escape(head)}" for head in heads[1:])
-    body = "".join(
-        "<tr><td>" + html.escape(row[0]) + "".join(f"<td{kind}>{html.escape(cell)}" for cell in row[1:]) for row in rows
-    )
-    return f"<div><table><tr>{top}{body}</table></div>\n"

@@ -118,6 +118,7 @@ class DataConfig:
             # `not a <= x < b` refuses NaN as well, for which every comparison is false.
             if not 0.0 <= value < 1.0:
                 raise ValueError(f"data.{name.replace('_', '-')}={value} is not in [0, 1)")
+        # A text held out for all would be of none of the sources.
         if mixture_of(self.path) and self.dev:
             raise ValueError("data.dev has no meaning for a mixture; give data.dev-fraction, or prepare each source")
         if self.dev and self.dev_fraction:

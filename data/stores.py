@@ -25,6 +25,7 @@ def open_text(config: DataConfig, own: Path) -> TextStore:
 
     Raises: as `Shards.open` and `RecordStore.open`.
     """
+    # Some of a mixture may lie elsewhere, some in the folder.
     if mixed := mixture_of(config.path):
         return open_mixture(mixed, own, config.cache_gb)
     # What is in the folder decides: the records themselves may be gone.

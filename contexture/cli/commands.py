@@ -286,13 +286,16 @@ COMMANDS: dict[str, Command] = {
     ),
     "show": Command(
         group="Look before you train",
-        summary="Show settings and parameters, train nothing",
+        summary="Show settings, parameters or prepared text",
         run="training_commands.show_command",
         request="Run",
-        usage="RECIPE|RUN [options]",
-        arguments=(("RECIPE|RUN", "A recipe, with options of `contexture pretrain`; or the folder of a run."),),
+        usage="RECIPE|RUN|SHARDS [options]",
+        arguments=(
+            ("RECIPE|RUN", "A recipe, with options of `contexture pretrain`; or the folder of a run."),
+            ("SHARDS", "The folder of prepared text; --to page.html draws what it holds."),
+        ),
         first=("model.vocab", "model.layers", "data.length", "data.batch", "init.run", "config"),
-        examples=("contexture show {recipe}", "contexture show {run}"),
+        examples=("contexture show {recipe}", "contexture show {run}", "contexture show shards/ --to shards.html"),
     ),
     "plan": Command(
         group="Look before you train",

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import shlex
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from contexture.cli.parse import parse
 from contexture.cli.settings_file import read_settings, with_settings
 from contexture.configs import recipe
 from contexture.data.config import DataConfig
-from contexture.data.mirror import address_of
+from contexture.data.mirror import address_of, with_addresses
 from contexture.data.pretraining.create_instances import InstanceOptions
 from contexture.data.pretraining.instance_records import write_instances
 from contexture.data.pretraining.join_parts import join
@@ -21,7 +22,7 @@ from contexture.data.pretraining.part_folder import part_name
 from contexture.data.pretraining.part_workers import Tally
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.text_parts import sampled
-from contexture.data.pretraining.tokenize_corpus import Cluster, job_of, prepare, tokenize_part
+from contexture.data.pretraining.tokenize_corpus import Cluster, job_of, prepare_job, tokenize_part
 from contexture.data.storage import atomic_folder, check_free, left_partials
 from contexture.data.text.sources import expand
 from contexture.data.tokenizers.base import Tokenizer
@@ -99,7 +100,8 @@ def prepare_command(argv: list[str]) -> Result:
             signals.check()
             line.show()
 
-        shards = prepare(data, tokenizer, Path(request.to), progress, stream=run.stream, workers=workers, tally=tally)
+        job = job_of(data, tokenizer, run.stream, command=_command(request))
+        shards = prepare_job(job, Path(request.to), progress, workers, tally)
     to = Path(request.to)
     parts_left = [each for name in (to.name, f".{to.name}") for each in to.parent.glob(f"{name}.parts-*")]
     for left in [*left_partials(to), *parts_left]:
@@ -158,7 +160,7 @@ def _prepare_part(
     request: PrepareRequest, run: Run, data: DataConfig, tokenizer: Tokenizer, parts: Path, signals: Signals
 ) -> Result:
     part, count = request.part_of_count
-    job = job_of(data, tokenizer, run.stream)
+    job = job_of(data, tokenizer, run.stream, command=_command(request))
     tally = Tally(sum(span.end - span.start for span in job.spans(part, count)))
     line = _Progress(tally)
 
@@ -169,6 +171,17 @@ def _prepare_part(
 
     tokenize_part(job, parts, part, count, report)
     return {"part": str(parts / part_name(part, count)), "documents": tally.documents, "tokens": tally.tokens}
+
+
+def _command(request: PrepareRequest) -> str:
+    """Returns the command that makes the shards in one process, for their manifest."""
+    words = ["contexture", "prepare", request.recipe]
+    # However they are made, and wherever they lie, the shards are the same.
+    for name in ("input", "text_column", "tokenizer", "dev", "dev_fraction", "config"):
+        value = getattr(request, name)
+        if value:
+            words += [f"--{name.replace('_', '-')}", *([value] if not isinstance(value, tuple) else value)]
+    return with_addresses(shlex.join(map(str, words)))
 
 
 def _of_shards(to: str, shards: Shards) -> Result:

@@ -13,8 +13,9 @@ from contexture.cli.help import wants_help
 from contexture.cli.output import Result, StreamingResult, TwofoldResult, fit_column, results_alone, terminal_width
 from contexture.cli.parse import option_names, parse
 from contexture.cli.settings_file import read_settings, with_settings
+from contexture.data.pretraining.shards import Shards
 from contexture.option_scope import check_effects
-from contexture.requests import CheckRequest, FinetuneRequest, NoOptions, PlanRequest
+from contexture.requests import CheckRequest, FinetuneRequest, NoOptions, PlanRequest, ShowShardsRequest
 from contexture.table_files import check_table, write_table
 from contexture.train.errors import ConfigError
 from contexture.train.run.signals import Signals
@@ -66,8 +67,10 @@ def recipes_command(argv: list[str]) -> Result:
     return {kind: {name: str(f.__doc__).strip().splitlines()[0] for name, f in of.items()} for kind, of in both.items()}
 
 
-def show_command(argv: list[str]) -> Result:
-    """Returns the resolved configuration and the table of parameters; nothing runs."""
+def show_command(argv: list[str]) -> Result | TwofoldResult:
+    """Returns the resolved configuration and the table of parameters, or what prepared text holds; nothing runs."""
+    if argv and argv[0][:1] != "-" and Shards.is_at(argv[0]):
+        return _show_shards(argv)
     labels: tuple[str, ...] = ()
     if argv and argv[0][:1] != "-" and (Path(argv[0]) / "run.json").exists():
         record, name = read(Path(argv[0])), argv[0]
@@ -93,6 +96,20 @@ def show_command(argv: list[str]) -> Result:
     table = [{"path": path_of(k), "dims": dims_of(path_of(k)), "shape": list(x.shape)} for k, x in leaves]
     total = {"parameters": count(shapes), "backbone": count(shapes["backbone"])}
     return {"what": name, "config": to_json(run), **total, "table": table}
+
+
+def _show_shards(argv: list[str]) -> TwofoldResult:
+    request = parse(ShowShardsRequest, argv, "show")
+    from contexture.analysis.shards_page import check_page, describe_shards, grouped_sources, write_shards_page
+
+    if request.to:
+        check_page(Path(request.to))
+    described = describe_shards(Path(request.shards))
+    shown: dict[str, object] = {**described, "sources": grouped_sources(described["sources"])}
+    if request.to:
+        write_shards_page(described, Path(request.to))
+        shown["to"] = request.to
+    return TwofoldResult(json={**described, **({"to": request.to} if request.to else {})}, shown=shown)
 
 
 def check_command(argv: list[str]) -> TwofoldResult:

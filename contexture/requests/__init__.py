@@ -7,6 +7,7 @@ from contexture.requests.inspection import (
     LayersRequest,
     ProbeRequest,
     SensesRequest,
+    ShowShardsRequest,
     StatusRequest,
 )
 from contexture.requests.queries import (
@@ -53,6 +54,7 @@ __all__ = [
     "RunRequest",
     "ScoreRequest",
     "SensesRequest",
+    "ShowShardsRequest",
     "SimilarityRequest",
     "SlimRequest",
     "StatusRequest",

@@ -117,6 +117,16 @@ class StatusRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShowShardsRequest:
+    """What prepared text holds: documents, tokens, unknown tokens and languages by source, and lengths."""
+
+    shards: Annotated[str, DIR, POSITIONAL]
+    """The folder that `contexture prepare` wrote."""
+    to: Annotated[str, FILE] = ""
+    """A page to write, *.html, with figures and tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompareRequest:
     """Losses and metrics of several runs, and the settings in which they differ."""
 

@@ -14,6 +14,7 @@ from contexture.data.binary_files import I64, FileEntry, HashingWriter, Int64Wri
 from contexture.data.block_cache import BLOCK, block_digests
 from contexture.data.errors import DataError
 from contexture.data.pretraining import shards_index
+from contexture.data.pretraining.manifest import IDS, SourceFacts, merged, versions, write_manifest
 from contexture.data.pretraining.part_folder import PART, PartError, PartReader, parts_in, read_index
 from contexture.data.pretraining.shards import Shards, SplitTable, TokenFiles
 from contexture.data.pretraining.shards_index import DIGESTS, INDEX, SPLITS, UNKNOWN, SourceEntry
@@ -47,8 +48,21 @@ _JOB = {
     "piece": int,
     "sources": [{"name": str, "size": int, "split": str, "ends": str}],
 }
-_ENTRY = {"source": int, "tokens": int, "sentences": int, "documents": int, "whole": int, "pieces": [str]}
-_INDEX = {"job": _JOB, "part": int, "of": int, "dtype": str, "spans": [_ENTRY], "unknown": dict, "files": dict}
+_ENTRY = {
+    **dict.fromkeys(("source", "tokens", "sentences", "documents", "whole", "unknown"), int),
+    "counts": dict,
+    "pieces": [str],
+}
+_INDEX = {
+    "job": _JOB,
+    "part": int,
+    "of": int,
+    "dtype": str,
+    "spans": [_ENTRY],
+    "unknown": dict,
+    "command": str,
+    "files": dict,
+}
 """The type of everything in part.json."""
 
 
@@ -62,6 +76,10 @@ class PartEntry(TypedDict):
     documents: int
     whole: int
     """The documents that the source itself tells apart: long ones are cut."""
+    unknown: int
+    """Tokens that stand for what the vocabulary lacks."""
+    counts: dict[str, dict[str, int]]
+    """Documents by language and source, as rows say."""
     pieces: list[str]
     """The digests of its bytes, as `text_parts.PieceDigests`."""
 
@@ -75,6 +93,7 @@ class PartIndex(TypedDict):
     dtype: str
     spans: list[PartEntry]
     unknown: dict[str, Any]
+    command: str
     files: dict[str, FileEntry]
 
 
@@ -93,6 +112,7 @@ def join(
     tokenizer: Tokenizer | None = None,
     stream: str = "",
     check: Callable[[], object] = lambda: None,
+    command: str = "",
 ) -> Shards:
     """Joins the parts in a folder into shards at `to`, which appear when they are whole, and opens them.
 
@@ -102,6 +122,7 @@ def join(
         tokenizer: the one that made the parts; None: read from the first of them.
         stream: the stream that the parts must be for; "": any.
         check: called between two pieces of the work, which it may stop by an exception.
+        command: the command that makes the shards, for their manifest; "": that of the parts.
 
     Raises:
         DataError: for a part that is missing, damaged or of another preparation, for a source without text, nothing to
@@ -125,7 +146,7 @@ def join(
             # One after the other, in the order of the text.
             for place, index in parts:
                 writer.add(place, index)
-            writer.finish()
+            writer.finish(command or parts[0][1]["command"])
             for line in writer.unknown.warnings("the text", _MEND, _CASED):
                 logger.warning(line)
         except BaseException:
@@ -162,6 +183,11 @@ class _Writer:
         self._first = self._whole = 0
         self._pieces: list[str] = []
         """Of the present source: its first sentence, the documents that it tells apart, the digests of its bytes."""
+        self._entries: list[PartEntry] = []
+        """What the parts say of the present source, for the manifest."""
+        self.facts: list[SourceFacts] = []
+        self.ids: HashingWriter | None = None
+        self.id_count = 0
 
     def add(self, folder: Path, index: PartIndex) -> None:
         """Adds a part. Raises: DataError where a file of it is not as it was written."""
@@ -177,10 +203,23 @@ class _Writer:
                 while entry["source"] > len(self.sources):
                     self._end_source()
                 self._copy(entry, files, before, numbers)
+            # Only text in tables has ids.
+            if IDS in files:
+                self._add_ids(files[IDS].rest(), before[0])
             self.unigrams += np.frombuffer(files["unigrams.bin"].rest(), "<i8")
             for name in ("tokens.bin", "ends.bin", "borders.bin"):
                 files[name].rest()
         self.unknown.merge(index["unknown"])
+
+    def _add_ids(self, lines: bytes, before: int) -> None:
+        """Adds the ids of a part's documents. before: the sentences in front of the part."""
+        if self.ids is None:
+            self.ids = HashingWriter(self.folder / IDS)
+        # Counted from the part's beginning, as its borders.
+        for line in lines.decode("utf-8").split("\n")[:-1]:
+            sentence, _, name = line.partition("\t")
+            self.ids.write(f"{int(sentence) + before}\t{name}\n".encode())
+            self.id_count += 1
 
     def _numbers(self, words: bytes) -> I64:
         """Returns the numbers, in all parts together, of the words that the vocabulary lacks in this one."""
@@ -213,6 +252,7 @@ class _Writer:
         self.sentences += entry["sentences"]
         self._whole += entry["whole"]
         self._pieces += entry["pieces"]
+        self._entries.append(entry)
 
     def _end_source(self) -> None:
         """Enters the documents of a source, whose parts were all added, in the tables of the splits."""
@@ -224,7 +264,20 @@ class _Writer:
         name, size, split = source["name"], source["size"], source["split"]
         places, digest = [self._first, cut, self.sentences], source_digest(self._pieces)
         self.sources.append({"name": name, "size": size, "sha256": digest, "split": split, "sentences": places})
+        # Counted while they were written: no token is read again.
+        self.facts.append(
+            {
+                "name": name,
+                "split": split,
+                "documents": os.fstat(self.borders.file.fileno()).st_size // 8,
+                "sentences": self.sentences - self._first,
+                "tokens": sum(entry["tokens"] for entry in self._entries),
+                "unknown": sum(entry["unknown"] for entry in self._entries),
+                "counts": merged([entry["counts"] for entry in self._entries]),
+            }
+        )
         # Emptied for the next source.
+        self._entries = []
         self.borders.file.seek(0)
         self.borders.file.truncate()
         self._first, self._whole, self._pieces = self.sentences, 0, []
@@ -316,11 +369,18 @@ class _Writer:
         """Closes every file without writing more."""
         # Of the token files, only the last is open.
         close_all(
-            (self.borders, self.starts, *(table.rows for table in self.tables.values()), *self._token_files.files[-1:])
+            (
+                *(self.borders, self.starts, *([self.ids] if self.ids else [])),
+                *(table.rows for table in self.tables.values()),
+                *self._token_files.files[-1:],
+            )
         )
 
-    def finish(self) -> None:
-        """Checks the text and writes the rest of the folder. Raises: DataError where nothing can be trained on."""
+    def finish(self, command: str) -> None:
+        """Checks the text and writes the rest of the folder. command: makes the shards.
+
+        Raises: DataError where nothing can be trained on.
+        """
         # The last source, and those of which no part has text.
         while len(self.sources) < len(self.job["sources"]):
             self._end_source()
@@ -346,7 +406,20 @@ class _Writer:
         digests.file.close()
         self.tokenizer.save(self.folder / "tokenizer")
         # Every file that the index has an entry for.
-        self._write_index(splits, [*by_position, unigrams, *words, digests])
+        fingerprint = self._write_index(splits, [*by_position, unigrams, *words, digests])
+        # For people: a run reads neither it nor the ids.
+        kind, size = self.tokenizer.kind, self.tokenizer.size
+        # Nothing in it depends on how many parts there were, or on when they were made.
+        manifest = {
+            "shards": fingerprint,
+            "command": command,
+            "versions": versions(),
+            "tokenizer": {"kind": kind, "size": size, "fingerprint": self.tokenizer.fingerprint},
+            "sources": self.facts,
+            "lengths": {name: table.lengths.tolist() for name, table in self.tables.items()},
+            "ids": self.id_count,
+        }
+        write_manifest(self.folder, manifest)
 
     def _check(self) -> None:
         """Refuses text in which there is nothing to predict, while nothing is at its place yet."""
@@ -360,7 +433,8 @@ class _Writer:
                 "sentence); put sentences or paragraphs on lines, a blank line between documents, or hold out less"
             )
 
-    def _write_index(self, splits: Mapping[str, object], written: Sequence[HashingWriter]) -> None:
+    def _write_index(self, splits: Mapping[str, object], written: Sequence[HashingWriter]) -> str:
+        """Writes index.json, and returns the shards' fingerprint."""
         # The index names and seals all of it.
         index: dict[str, object] = {
             "format": shards_index.FORMAT,
@@ -387,6 +461,7 @@ class _Writer:
         # Last, since it covers the sizes and digests of all other files.
         index["fingerprint"] = fingerprint_of(index)
         (self.folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", "utf-8")
+        return str(index["fingerprint"])
 
 
 def _in_turns(count: int) -> Iterator[int]:

@@ -116,6 +116,7 @@ class MixedShards:
         own = [each.shards.folder for each in self.sources if each.shards.folder.parent != folder]
         self.folder = own[0] if own else folder
         self.vocabulary, self.stream = first.vocabulary, first.stream
+        # In their order, which numbers the sources.
         facts = [(each.name, each.weight, each.shards.fingerprint) for each in self.sources]
         self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         """sha256 (hex) over names, weights and fingerprints of the sources."""
@@ -247,7 +248,9 @@ class MixedHeldOut:
 
     def __init__(self, sources: dict[str, HeldOut]) -> None:
         """sources: by name, of those that hold something out; one at least."""
+        # In the order of the mixture, which is that of their figures.
         self._sources = list(sources.items())
+        # Fields and size of a batch are the same for all.
         first = self._sources[0][1]
         self.fields, self.tokenizer, self.batch, self.unit = first.fields, first.tokenizer, first.batch, first.unit
         self.count = sum(each.count for each in sources.values())
@@ -267,6 +270,7 @@ class MixedHeldOut:
         return self._sources[number][1].read(step - before, rows)
 
     def _number(self, step: int) -> int:
+        # Beyond the last step searchsorted would give a source that is not there.
         if not 0 <= step < self.steps:
             raise IndexError(f"held-out step {step} is not below {self.steps}")
         return int(np.searchsorted(self._ends, step, side="right"))

@@ -42,6 +42,7 @@ def part_name(part: int, count: int) -> str:
 
 def write_index(folder: Path, index: dict[str, object]) -> None:
     """Writes a part's part.json, with its format and its fingerprint."""
+    # The fingerprint is over all else, so it comes last.
     index = {"format": FORMAT, **index}
     index["fingerprint"] = fingerprint_of(index)
     (folder / PART).write_text(json.dumps(index, indent=1) + "\n", "utf-8")
@@ -71,6 +72,7 @@ def read_index(folder: Path, kind: Kind, job: Mapping[str, object] | None = None
 
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Returns the first fact in which two preparations differ, in words."""
+    # Facts of both: one may have a fact that the other lacks.
     name = next(name for name in {**one, **other} if one.get(name) != other.get(name))
     # Of sources, the first that only one of them has.
     if name != "sources":
@@ -147,6 +149,7 @@ class PartReader:
 def new_part(place: Path, check: Callable[[], object]) -> Iterator[Path]:
     """Gives a folder to write a part into, which appears at `place` when it is whole. check: raises where the part that
     is there is of another job."""
+    # Whoever sees the folder need not make it.
     try:
         with atomic_folder(place) as partial:
             yield partial

@@ -82,6 +82,7 @@ def _make_on_cluster(at_once: int, maker: PartsOfText, count: int, report: Repor
     names = {name: with_addresses(getattr(maker, name)) for name in ("tokenizer", "folder")}
     sent = dataclasses.replace(maker, config=config, **names)
     task: Any = ray.remote(num_cpus=1, max_retries=_RETRIES)(_make)
+    # As many at once as were asked for; Ray itself waits for free processors.
     left, running = iter(range(count)), dict[Any, int]()
     try:
         while True:
@@ -135,6 +136,7 @@ def _cancel(tasks: list[Any], folder: Path) -> None:
 
 def _make(maker: PartsOfText, cwd: str, part: int) -> _Made:
     """A task: makes a part, unless it is there."""
+    # Counts come back with the part: a task says nothing while it works.
     counts = [0, 0, 0]
 
     def report(*new: int) -> None:

@@ -65,6 +65,7 @@ class SequenceBatches:
             devices: how many devices share a batch.
             fields: of sequences that never share rows; None: those of pairs.
         """
+        # Whoever gives fields has sequences that fill their rows.
         self.fields = dict(fields or pair_fields(config.packed))
         self.tokenizer, self.config, self.batch, self.length = tokenizer, config, config.batch, config.length
         self.examples_per_epoch = examples_per_epoch
@@ -129,6 +130,7 @@ class SequenceBatches:
             return self.sequences(numbers[rows])
         # In shared rows any row may hold any sequence, so that all of them are read.
         whole = self.sequences(numbers)
+        # Fields with a place for each token move into rows; all others stay with their sequence.
         own = {name: whole.pop(name)[:count] for name in SEQUENCES}
         # Where each lies follows from the lengths alone: every process finds the same.
         packing = self.rows.pack(own["mask"].sum(1), len(numbers))

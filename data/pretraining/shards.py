@@ -7,6 +7,8 @@
     unigrams.bin         i64 [V], how often each id occurs in the train split
     words.txt            lanes only: the words that the vocabulary lacks, V, V+1, …, a word a line
     digests.bin          digests of the blocks of the files above that are read by position (`data.block_cache`)
+    documents.tsv        ids of documents that tables gave (`data.pretraining.manifest`); not always there
+    manifest.json        what they hold of each source, how they were made; neither of the two is in the fingerprint
     tokenizer/           the tokenizer that made them
     index.json           "format": 1, counts, size and sha256 of each file and source, a fingerprint of all that; for
                          windows "stream" and "documents", as in data/config.py; for lanes "stream", and how many words
@@ -372,6 +374,10 @@ BLOCK_SENTENCES, BLOCK_TOKENS = 32768, 1 << 20
 """A block of documents, the unit of planning and shuffling, is closed when it holds this much of either."""
 
 
+_LENGTHS = 32
+"""Powers of two that lengths of documents are counted by."""
+
+
 class SplitTable:
     """The documents of one split, as they are written to its file, and its blocks.
 
@@ -382,6 +388,8 @@ class SplitTable:
     def __init__(self, path: Path) -> None:
         self.rows = Int64Writer(path)
         self.documents = self.sentences = self.tokens = self.pairs = 0
+        # How many documents have 1, 2 to 3, 4 to 7, … tokens, for the manifest.
+        self.lengths = np.zeros(_LENGTHS, np.int64)
         # The first document of each block; what the current one holds.
         self.blocks = [0]
         self._block = [0, 0]
@@ -391,6 +399,7 @@ class SplitTable:
         self.documents += 1
         self.sentences += last - first
         self.tokens += tokens
+        self.lengths[min(max(tokens, 1).bit_length(), _LENGTHS) - 1] += 1
         # A document of one sentence gives no pair but a random one: a text of such documents alone is refused.
         self.pairs += last - first > 1
         self._block[0] += last - first

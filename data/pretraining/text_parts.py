@@ -91,6 +91,8 @@ class Job(PartedText):
     per_file: int
     train: Sequence[Source]
     dev: Sequence[Source]
+    command: str = ""
+    """The command that makes the shards, for their manifest."""
 
     @property
     def sources(self) -> list[Source]:

@@ -29,17 +29,19 @@ from contexture.data.errors import DataError
 from contexture.data.plain_files import WHOLE
 from contexture.data.pretraining import text_parts
 from contexture.data.pretraining.join_parts import RUN, PartEntry, join, read_part
+from contexture.data.pretraining.manifest import IDS, merged
 from contexture.data.pretraining.part_folder import PartError, new_part, part_name, with_parts, write_index
 from contexture.data.pretraining.part_workers import Report, Tally, make_in_workers
 from contexture.data.pretraining.shards import BLOCK_TOKENS, Shards
 from contexture.data.pretraining.shards_index import PER_FILE, UNKNOWN
 from contexture.data.pretraining.text_parts import Job, PartSpan, PieceDigests
 from contexture.data.storage import atomic_folder, check_free
+from contexture.data.text.row_facts import RowFacts
 from contexture.data.text.sources import Source, TextFile, document_batches, expand, sentence_batches, shared
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import CorpusVocabulary
 from contexture.data.tokenizers.registry import load_tokenizer
-from contexture.data.tokenizers.unknown_tokens import UnknownTokens
+from contexture.data.tokenizers.unknown_tokens import UnknownTokens, unknown_id
 from contexture.data.tokenizers.word_level import word_tokenizer
 
 LONGEST_DOCUMENT = 16384
@@ -56,7 +58,6 @@ def prepare(
     stream: Stream = "sentence_pairs",
     per_file: int = PER_FILE,
     workers: "int | Cluster" = 1,
-    tally: Tally | None = None,
 ) -> Shards:
     """Tokenises `config.path` (and `config.dev`) into the folder `to` and opens it.
 
@@ -66,8 +67,7 @@ def prepare(
     bytes read and the bytes in all (approximate for a TFDS set and a columnar file), at least every half megabyte; an
     exception that it raises stops the work. Warns where many tokens of the text are unknown.
 
-    workers: how many processes tokenise, or what has other machines do it. tally: gets what was read and written so
-    far, before `progress` is called.
+    workers: how many processes tokenise, or what has other machines do it.
     stream: how sequences will be drawn.
 
         sentence_pairs  sentences are tokenised one by one, and held out by their number
@@ -85,7 +85,17 @@ def prepare(
     # Before anything is read: tokenising may take hours, and the folder may be taken.
     check_free(Path(to))
     # Sources are looked at once: parts are cut by their sizes.
-    job = job_of(config, tokenizer, stream, per_file)
+    return prepare_job(job_of(config, tokenizer, stream, per_file), to, progress, workers)
+
+
+def prepare_job(
+    job: Job,
+    to: str | Path,
+    progress: Callable[[int, int], object] | None = None,
+    workers: "int | Cluster" = 1,
+    tally: Tally | None = None,
+) -> Shards:
+    """As `prepare`. tally: gets what was read and written so far, before `progress` is called."""
     to = Path(os.path.realpath(to))
     tally = tally or Tally(0)
     tally.total = sum(source.size for source in job.sources)
@@ -122,7 +132,7 @@ def _in_parts(job: Job, to: Path, workers: int | Cluster, report: Report, tally:
         else:
             for part in range(count):
                 tokenize_part(job, parts, part, count, report)
-        return join(parts, to, job.tokenizer, check=lambda: report(0, 0, 0))
+        return join(parts, to, job.tokenizer, check=lambda: report(0, 0, 0), command=job.command)
 
     # Nothing is written to a bucket by a hidden name.
     return with_parts(to, job.facts, make, hidden=isinstance(workers, int))
@@ -169,9 +179,11 @@ def _maker(job: Job, folder: Path, count: int) -> PartsOfText:
     )
 
 
-def job_of(config: DataConfig, tokenizer: Tokenizer, stream: Stream, per_file: int = PER_FILE) -> Job:
-    """Returns a preparation. Raises: as `sources_of`."""
-    return Job(config, tokenizer, stream, per_file, *sources_of(config))
+def job_of(
+    config: DataConfig, tokenizer: Tokenizer, stream: Stream, per_file: int = PER_FILE, command: str = ""
+) -> Job:
+    """Returns a preparation. command: as in `Job`. Raises: as `sources_of`."""
+    return Job(config, tokenizer, stream, per_file, *sources_of(config), command)
 
 
 def sources_of(config: DataConfig) -> tuple[list[Source], list[Source]]:
@@ -231,12 +243,22 @@ class _PartWriter:
         self.borders = Int64Writer(folder / "borders.bin")
         self.unknown = UnknownTokens(self.tokenizer)
         self.unigrams = np.zeros(self.tokenizer.size, np.int64)
+        self.unknown_id = unknown_id(self.tokenizer)
         self.spans: list[PartEntry] = []
+        # Ids of documents, where the text has any; what tables say of them; where the present one begins.
+        self.document_ids: HashingWriter | None = None
+        self.facts = RowFacts()
+        self._begin = 0
 
     def add(self, span: PartSpan, report: Report) -> None:
         """Writes the documents that begin in a span. report: as in `tokenize_part`."""
         # What the span adds is the difference to what there was.
         source, before = self.job.open(span), (self.tokens, self.sentences, self.documents)
+        # A source of another span has facts of its own.
+        unknown = self._unknown_tokens()
+        self.facts, self._begin = RowFacts(), self.sentences
+        if isinstance(source, TextFile):
+            source = dataclasses.replace(source, facts=self.facts)
         first = source.span[0] if isinstance(source, TextFile) else None
         digests = PieceDigests(self.job.sources[span.source], span, first)
 
@@ -277,9 +299,26 @@ class _PartWriter:
                 "sentences": sentences,
                 "documents": documents,
                 "whole": whole,
+                "unknown": self._unknown_tokens() - unknown,
+                "counts": merged([self.facts.counts]),
                 "pieces": digests.pieces(),
             }
         )
+
+    def _unknown_tokens(self) -> int:
+        # A vocabulary that spells every text has none.
+        return 0 if self.unknown_id is None else int(self.unigrams[self.unknown_id])
+
+    def _end_row(self) -> None:
+        """Writes the id of a document that the source has ended here, where it has one and left any tokens."""
+        # Text that is no table has no ids.
+        name = self.facts.ids.popleft() if self.facts.ids else ""
+        if name and self.sentences > self._begin:
+            # No file of them where there are none.
+            if self.document_ids is None:
+                self.document_ids = HashingWriter(self.folder / IDS)
+            self.document_ids.write(f"{self._begin}\t{name}\n".encode())
+        self._begin = self.sentences
 
     def _name_line(self, source: Source) -> None:
         if isinstance(source, TextFile) and source.span[0]:
@@ -306,13 +345,15 @@ class _PartWriter:
                 if text is not None:
                     pieces.append(next(encoded))
                     at += len(pieces[-1])
-                elif at > document_start:  # a document without tokens is dropped, and has no end either
+                    continue
+                if at > document_start:  # a document without tokens is dropped, and has no end either
                     pieces.append(end)
                     at += len(end)
                     self._add_runs(run_start, at)
                     self._end_document()
                     document_start = run_start = at
                     whole += 1
+                self._end_row()
             self._write(pieces)
             self.tokens = at
             # The document continues in the next batch: only its full runs are entered, so that where runs end does not
@@ -343,6 +384,7 @@ class _PartWriter:
                     if self.sentences > first_sentence:
                         self._end_document()
                         first_sentence, first_token = self.sentences, self.tokens
+                    self._end_row()
                     continue
                 # `whole` counts the documents of the text, not the parts that long ones are cut into below: a file of
                 # one document may be split anywhere, whatever its length.
@@ -392,14 +434,17 @@ class _PartWriter:
 
     def close(self) -> None:
         """Closes every file without writing more."""
-        close_all((self.ids, self.ends, self.borders))
+        close_all((self.ids, self.ends, self.borders, *self._ids()))
+
+    def _ids(self) -> list[HashingWriter]:
+        return [] if self.document_ids is None else [self.document_ids]
 
     def finish(self, part: int, count: int) -> None:
         """Writes the rest of the folder."""
         # Numbers that are still in memory, before digests are taken.
         self.ends.flush()
         self.borders.flush()
-        written = [self.ids, self.ends, self.borders, HashingWriter(self.folder / "unigrams.bin")]
+        written = [*self._ids(), self.ids, self.ends, self.borders, HashingWriter(self.folder / "unigrams.bin")]
         written[-1].write(self.unigrams.astype("<i8").tobytes())
         if self.numbering is not None:
             written.append(HashingWriter(self.folder / UNKNOWN))
@@ -414,6 +459,7 @@ class _PartWriter:
             "dtype": self.dtype.str,
             "spans": self.spans,
             "unknown": self.unknown.facts(count),
+            "command": self.job.command,
             "files": {out.path.name: out.entry() for out in written},
         }
         write_index(self.folder, index)

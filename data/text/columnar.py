@@ -105,8 +105,11 @@ class Columnar:
                     yield number, _Row(f"{self.path}:{number}", readers, place)
                     number += 1
 
-    def texts(self, seen: Callable[[bytes], object] = len, column: str = TEXT) -> Iterator[tuple[int, str]]:
-        """Yields a column as (number, text); each goes through `seen`, with a line's end.
+    def texts(
+        self, seen: Callable[[bytes], object] = len, column: str = TEXT, more: Sequence[str] = ()
+    ) -> Iterator[tuple[int, str, Mapping[str, object]]]:
+        """Yields a column as (number, text, row); each text goes through `seen`, with a line's end. more: columns that
+        the row has too, where there are such and they can be read.
 
         Raises: as `rows`; DataError where there is no such column, or a row has no string in it.
         """
@@ -117,13 +120,16 @@ class Columnar:
             near = near or next((f" (did you mean {name}?)" for name in names if name.lower() == column.lower()), "")
             mend = "rename the text's, or name it (--data.text-column)"
             raise DataError(f"{self.path}: no column {column!r}{near}; the columns are {columns}; {mend}")
-        for number, row in self.rows((column,)):
+        # Of other columns, those that are no texts or numbers are left out without an error.
+        schema, wanted = self._schema(), [name for name in more if name in names and name != column]
+        others = [name for name in wanted if _converter(schema.field(name).type, None)[1]]
+        for number, row in self.rows((column, *others)):
             text = row[column]
             if not isinstance(text, str):
                 raise DataError(f"{self.path}:{number}: no string in column {column!r}; leave such rows out")
             # Counted and hashed as a line of a text file would be.
             seen(f"{text}\n".encode())
-            yield number, text
+            yield number, text, row
 
     def _schema(self) -> Any:
         files = files_of(self.path)

@@ -10,8 +10,8 @@ TFDS sets. Any file but a binary table may be compressed.
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
@@ -36,6 +36,7 @@ from contexture.data.text import hub, tfds, wiki_extractor
 from contexture.data.text.columnar import TEXT, Columnar, files_of, is_saved
 from contexture.data.text.json_rows import json_objects
 from contexture.data.text.lines import LONGEST_DOCUMENT, LONGEST_TEXT, lines, sentences, split_lines
+from contexture.data.text.row_facts import FIELDS, RowFacts
 
 _ROWS = (".jsonl", ".json", *COLUMNAR, wiki_extractor.BLOCKS)
 _WANTED = {
@@ -73,6 +74,8 @@ class TextFile:
     """The bytes that `documents` and `chunks` read; a file is cut between documents alone (`document_border`)."""
     column: str = TEXT
     """The column of the text in a table."""
+    facts: RowFacts | None = field(default=None, compare=False, repr=False)
+    """Gets what the rows of a table say of each document that `documents` and `chunks` have ended."""
 
     @property
     def name(self) -> str:
@@ -108,11 +111,13 @@ class TextFile:
             for number, line in lines(self.path, seen, cut_long=True, span=self.span):
                 yield number, line.strip()
             return
-        for number, text in self._rows(seen):
+        for number, text, record in self.rows(seen):
             for paragraph in split_lines(text):
                 # Only the end of a row is a border: blank lines within a text are none.
                 if paragraph.strip():
                     yield number, paragraph.strip()
+            if self.facts is not None:
+                self.facts.end(record)
             yield number, ""
 
     def chunks(self, documents: str, seen: Seen = len) -> Iterator[str]:
@@ -125,9 +130,13 @@ class TextFile:
         Raises: DataError as in `documents`.
         """
         if self.has_rows:
-            for _, text in self._rows(seen):
+            for _, text, record in self.rows(seen):
                 # A row without text gives no document, and so no end of one.
-                yield from (text, "") if text else ()
+                if text:
+                    yield text
+                    if self.facts is not None:
+                        self.facts.end(record)
+                    yield ""
             return
         held: list[str] = []
         size = before = 0
@@ -201,15 +210,15 @@ class TextFile:
         # Files of WikiExtractor have none: their first bytes say what they are, once.
         return inner_suffix(self.path) or wiki_extractor.kind_of(self.path)
 
-    def _rows(self, seen: Seen) -> Iterator[tuple[int, str]]:
-        """Yields the texts of a table with their numbers."""
+    def rows(self, seen: Seen = len) -> Iterator[tuple[int, str, Mapping[str, object]]]:
+        """Yields the texts of a table with their numbers, and their rows: of a binary table the columns `FIELDS`."""
         # A binary table, or a folder of them.
         if self.path.is_dir() or self._suffix in COLUMNAR:
-            yield from Columnar(self.path).texts(seen, self.column)
+            yield from Columnar(self.path).texts(seen, self.column, FIELDS)
             return
         if self._suffix == wiki_extractor.BLOCKS:
             for article in wiki_extractor.articles(self.path, seen, self.span):
-                yield article.line, article.text
+                yield article.line, article.text, {"id": article.id}
             return
         wanted = _WANTED[self._suffix].format(column=self.column)
         for number, record in json_objects(self.path, wanted, seen, self.span):
@@ -218,7 +227,7 @@ class TextFile:
             if not isinstance(text, str):
                 near = did_you_mean(self.column, record) if self.column not in record else ""
                 raise DataError(f'{self.path}:{number}: no "{self.column}" that is a string{near}; {wanted}')
-            yield number, text
+            yield number, text, record
 
 
 Source = TextFile | tfds.Split

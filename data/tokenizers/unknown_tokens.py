@@ -70,13 +70,18 @@ class LostMarks:
         )
 
 
+def unknown_id(tokenizer: Encoder) -> int | None:
+    """Returns the id of the unknown token; None where there is none."""
+    unk = getattr(tokenizer, "unk", None)
+    # The sentencepiece library says -1 where a model lacks the token.
+    return unk if unk is not None and unk >= 0 else None
+
+
 class UnknownTokens:
     """Counts unknown tokens. A tokenizer that spells every text (byte-level, or ELMo's characters) has none."""
 
     def __init__(self, tokenizer: Encoder) -> None:
-        unk = getattr(tokenizer, "unk", None)
-        # The sentencepiece library says -1 where a model lacks the token.
-        self._unk: int | None = unk if unk is not None and unk >= 0 else None
+        self._unk = unknown_id(tokenizer)
         self._tokenizer = tokenizer
         self._texts: list[str] = []
         # A WordPiece strips marks where it lower-cases, unless it was told otherwise; other vocabularies keep them.

@@ -23,7 +23,7 @@ from contexture.data.pretraining.join_parts import join
 from contexture.data.pretraining.part_workers import Tally
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.text_parts import sampled
-from contexture.data.pretraining.tokenize_corpus import job_of, prepare, tokenize_part
+from contexture.data.pretraining.tokenize_corpus import job_of, prepare, prepare_job, tokenize_part
 from contexture.data.text.sources import TextFile, expand
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.word_level import Words
@@ -85,7 +85,9 @@ def test_joined_parts_are_the_shards_of_the_whole_text(
     for number, (text, kind) in enumerate(zip(texts, kinds, strict=False)):
         pieces = [text[at : at + 30] for at in range(0, len(text), 30)]
         made = {
-            ".jsonl": "".join(json.dumps({"body": piece}) + "\n" for piece in pieces),
+            ".jsonl": "".join(
+                json.dumps({"body": p, "id": n, "lang": p[:1] or "x"}) + "\n" for n, p in enumerate(pieces)
+            ),
             "wiki_0": "".join(f'<doc id="{n}">\n{piece}\n</doc>\n' for n, piece in enumerate(pieces)),
         }
         raw = (made[kind] if kind in made else "\ufeff" * mark + text + "w5\nw6\n").encode()
@@ -270,15 +272,8 @@ def test_workers_make_the_shards_that_one_process_makes(tmp_path, stream):
     config, tally = DataConfig(path=(str(tmp_path / "a.txt"),)), Tally(0)
     told: list[tuple[int, int]] = []
     prepare(config, tokenizer_of(stream), tmp_path / "one", stream=stream)
-    prepare(
-        config,
-        tokenizer_of(stream),
-        tmp_path / "two",
-        lambda *at: told.append(at),
-        stream=stream,
-        workers=2,
-        tally=tally,
-    )
+    job = job_of(config, tokenizer_of(stream), stream)
+    prepare_job(job, tmp_path / "two", lambda *at: told.append(at), 2, tally)
     assert content(tmp_path / "one") == content(tmp_path / "two")
     split = Shards.open(tmp_path / "two").splits["train"]
     size = (tmp_path / "a.txt").stat().st_size
