@@ -78,7 +78,8 @@ def prepare_command(argv: list[str]) -> Result:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     check_free(request.to)
-    parts = Path(f"{request.to}.parts")
+    # Without the slash at the end of `--to shards/`: beside the folder, and not in it.
+    parts = Path(f"{Path(request.to)}.parts")
     # Parts of a whole preparation lie on this machine's disk: of shards in a bucket nothing would be left.
     records = request.format == "google-tfrecord"
     shared = request.runner == "ray"
