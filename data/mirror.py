@@ -461,6 +461,7 @@ def removed(paths: Sequence[Path]) -> None:
 
 def remove(folder: Path) -> None:
     """Deletes a folder, here and in the bucket, with what other processes have written there."""
+    # This process's copy, or all there is.
     shutil.rmtree(folder, ignore_errors=True)
     address = address_of(folder)
     # Nothing is in the bucket below a hidden name.

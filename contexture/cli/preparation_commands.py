@@ -23,6 +23,7 @@ from contexture.data.pretraining.part_workers import Tally
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.text_parts import sampled
 from contexture.data.pretraining.tokenize_corpus import Cluster, job_of, prepare_job, tokenize_part
+from contexture.data.pretraining.vocabulary_parts import Counting, count_part, learn_from_parts, learn_in_workers
 from contexture.data.storage import atomic_folder, check_free, left_partials
 from contexture.data.text.sources import expand
 from contexture.data.tokenizers.base import Tokenizer
@@ -45,21 +46,38 @@ def tokenizer_command(argv: list[str]) -> Result:
     """Learns a vocabulary from text."""
     request = parse(TokenizerRequest, argv, "tokenizer")
     check_free(request.to, request.overwrite)
-    with Signals(NOTHING_WRITTEN) as signals:
-        files = expand(request.input, "input", request.text_column)
-        if request.sample_gb:
-            files = sampled(files, request.sample_gb * 1e9)
-        marks = LostMarks() if request.kind == "wordpiece" and request.lowercase else None
-        tokenizer = learn(
-            request.kind,
-            files,
-            request.vocab_size,
-            request.lowercase,
-            signals,
-            documents="files",
-            split=request.word_splitter,
-            marks=marks,
-        )
+    counting = Counting(
+        kind=request.kind,
+        input=request.input,
+        text_column=request.text_column,
+        sample_gb=request.sample_gb,
+        lowercase=request.lowercase,
+        word_splitter=request.word_splitter,
+    )
+    # Without the slash at the end of `--to vocabulary/`: beside the folder, and not in it.
+    parts = Path(f"{Path(request.to)}.parts")
+    with Signals(PARTS_KEPT if request.workers > 1 else NOTHING_WRITTEN) as signals:
+        if request.part:
+            part, count = request.part_of_count
+            count_part(counting, parts, part, count, lambda *_: signals.check())
+            return {"part": str(parts / part_name(part, count))}
+        if request.join:
+            tokenizer, marks = learn_from_parts(parts, request.kind, request.vocab_size, signals.check)
+        elif request.workers > 1:
+            to = Path(request.to)
+            tokenizer, marks = learn_in_workers(counting, to, request.vocab_size, request.workers, signals.check)
+        else:
+            marks = LostMarks() if request.kind == "wordpiece" and request.lowercase else None
+            tokenizer = learn(
+                request.kind,
+                counting.pieces,
+                request.vocab_size,
+                request.lowercase,
+                signals,
+                documents="files",
+                split=request.word_splitter,
+                marks=marks,
+            )
     if marks and (line := marks.warning("the text", "keep them with --no-lowercase")):
         logger.warning(line)
     with atomic_folder(Path(request.to), request.overwrite) as part:
@@ -129,7 +147,7 @@ def _preparing_tokenizer(request: PrepareRequest, run: Run, data: DataConfig, si
     if request.tokenizer:
         tokenizer = load_tokenizer(request.tokenizer, data.lowercase, data.word_splitter)
     else:
-        files, kind, size = expand(data.path, "input", data.text_column), data.vocabulary, run.model.vocab
+        files, kind, size = sampled(expand(data.path, "input", data.text_column)), data.vocabulary, run.model.vocab
         tokenizer = learn(kind, files, size, data.lowercase, signals, data.documents, data.word_splitter)
     check_tokenizer_kind(run, tokenizer.kind)
     return tokenizer

@@ -70,6 +70,15 @@ class FinetuneRequest(RunRequest):
     """A file to write the table of --grid or --seeds to, a row for each setting: *.tex (LaTeX), *.csv or *.md."""
 
 
+def _part_of_count(given: str) -> tuple[int, int]:
+    """Returns the numbers of `--part I/N`. Raises: ValueError."""
+    match = re.fullmatch(r"([0-9]+)/([0-9]+)", given)
+    part, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not part < count <= MOST_PARTS:
+        raise ValueError(f"part={given} is not a part like 0/8 to 7/8")
+    return part, count
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenizerRequest:
     """Learn a vocabulary from text."""
@@ -77,7 +86,7 @@ class TokenizerRequest:
     kind: Annotated[LearnedKind, POSITIONAL]
     """The kind of vocabulary: a BERT needs wordpiece, an ELMo words; a GPT takes byte-bpe, characters or a
     sentencepiece."""
-    input: Annotated[tuple[str, ...], FILES]
+    input: Annotated[tuple[str, ...], FILES] = ()
     """The text to learn from: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
     text_column: str = "text"
     """The column of the text in tables (*.jsonl, *.json, *.parquet, TFDS sets, …)."""
@@ -94,12 +103,35 @@ class TokenizerRequest:
     """Lower-case the text and strip accents, for wordpiece; all other kinds keep text as it is."""
     word_splitter: Literal["spaces", "punctuation"] = "spaces"
     """How kind words splits text: at spaces (tokenised text), or punctuation off as well (raw text)."""
+    workers: int = 1
+    """How many processes count words. The vocabulary is the same for any number."""
+    part: Annotated[str, Arg(metavar="I/N")] = ""
+    """Count only the words of part I of N, from 0, into TO.parts, unless they are there. Parts may be made in any
+    order, on any machines that share the folder; --join learns from them."""
+    join: bool = False
+    """Learn from the parts in TO.parts, as from the text itself. Needs no --input."""
 
     def __post_init__(self) -> None:
         check_place(self.to)
+        if not self.input and not self.join:
+            raise ValueError("input names no text; give a file, several, or a folder")
+        if self.workers < 1:
+            raise ValueError(f"workers={self.workers} is not a positive number of processes")
+        if self.join:
+            given = ("input", "text_column", "sample_gb", "lowercase", "word_splitter", "part", "workers")
+            check_effect(self, given, False, "counting words; leave --join out")
+        if self.part:
+            _ = self.part_of_count
+            given = ("workers", "vocab_size", "overwrite")
+            check_effect(self, given, False, "a whole vocabulary, not one part; leave --part out")
         if not 0.0 <= self.sample_gb < math.inf:
             raise ValueError(f"sample-gb={self.sample_gb} is not a number of gigabytes from 0 on")
         check_effect(self, ("word_splitter",), self.kind == "words", "words; give the kind words")
+
+    @property
+    def part_of_count(self) -> tuple[int, int]:
+        """Returns the part's number and how many there are."""
+        return _part_of_count(self.part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,8 +217,4 @@ class PrepareRequest:
     @property
     def part_of_count(self) -> tuple[int, int]:
         """Returns the part's number and how many there are."""
-        match = re.fullmatch(r"([0-9]+)/([0-9]+)", self.part)
-        part, count = (int(match[1]), int(match[2])) if match else (0, 0)
-        if not part < count <= MOST_PARTS:
-            raise ValueError(f"part={self.part} is not a part like 0/8 to 7/8")
-        return part, count
+        return _part_of_count(self.part)

@@ -42,6 +42,7 @@ def ray_cluster(at_once: int = 0) -> Iterator[Cluster]:
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
     import ray
 
+    # Whoever listens for SIGTERM now does so afterwards.
     before = signal.getsignal(signal.SIGTERM)
     joined = ray.is_initialized()
     try:
@@ -50,12 +51,14 @@ def ray_cluster(at_once: int = 0) -> Iterator[Cluster]:
             ray.init("auto", log_to_driver=False, logging_level=logging.CRITICAL)
     # Of another version of Python or Ray; an address that is none; nobody there.
     except (OSError, RuntimeError, ValueError) as error:
+        # Ray's first sentence; it goes on for several lines.
         reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
         mend = "start one (ray start --head), or give its address in RAY_ADDRESS"
         raise DataError(f"runner=ray: no cluster to be had ({reason}); {mend}") from None
     finally:
         # Ray puts a handler of its own in the place of ours.
         signal.signal(signal.SIGTERM, before)
+    # A program that had joined before stays so.
     try:
         yield functools.partial(_make_on_cluster, at_once)
     finally:
@@ -65,6 +68,7 @@ def ray_cluster(at_once: int = 0) -> Iterator[Cluster]:
 
 def _check_reached(address: str) -> None:
     """Raises: OSError where nobody listens at HOST:PORT, where Ray would try for a quarter of an hour."""
+    # HOST:PORT, or ray://HOST:PORT of Ray's client; "" and "auto" are found by Ray itself, at once.
     host, _, port = address.rpartition("/")[2].rpartition(":")
     if host and port.isdecimal():
         try:
@@ -81,11 +85,13 @@ def _make_on_cluster(at_once: int, maker: PartsOfText, count: int, report: Repor
     config = dataclasses.replace(maker.config, **_each_path(maker.config, with_addresses))
     names = {name: with_addresses(getattr(maker, name)) for name in ("tokenizer", "folder")}
     sent = dataclasses.replace(maker, config=config, **names)
+    # Retries are for killed processes and nodes alone: errors of ours are results, and no task raises them.
     task: Any = ray.remote(num_cpus=1, max_retries=_RETRIES)(_make)
     # As many at once as were asked for; Ray itself waits for free processors.
     left, running = iter(range(count)), dict[Any, int]()
     try:
         while True:
+            # As many as may run; Ray queues what the cluster has no processors for, and a cluster that grows sees them.
             for part in islice(left, (at_once or count) - len(running)):
                 running[task.remote(sent, os.getcwd(), part)] = part
             if not running:
@@ -96,6 +102,7 @@ def _make_on_cluster(at_once: int, maker: PartsOfText, count: int, report: Repor
             for each in done:
                 report(*_counts(each, part_name(running.pop(each), count)))
     finally:
+        # Also after the last one, where there is nothing to cancel.
         _cancel([*running], Path(maker.folder))
 
 
@@ -114,6 +121,7 @@ def _counts(task: Any, name: str) -> tuple[int, int, int]:
         raise OSError(
             f"{name} failed on the cluster ({kind}: {reason}); the same command resumes from the parts that are done"
         ) from None
+    # Of the user's text, or of a disk: that of the command.
     if isinstance(made, Exception):
         raise made
     return made
@@ -130,13 +138,14 @@ def _cancel(tasks: list[Any], folder: Path) -> None:
     # Their exceptions remove what they were writing; whoever does not hear is killed.
     for task in ray.wait(tasks, num_returns=len(tasks), timeout=_GRACE)[1]:
         ray.cancel(task, force=True)
+    # Of those that were killed, on a disk that all see.
     for left in folder.glob(".part-*.partial"):
         shutil.rmtree(left, ignore_errors=True)
 
 
 def _make(maker: PartsOfText, cwd: str, part: int) -> _Made:
     """A task: makes a part, unless it is there."""
-    # Counts come back with the part: a task says nothing while it works.
+    # Sums alone go back: a part that is made twice is counted once.
     counts = [0, 0, 0]
 
     def report(*new: int) -> None:
@@ -163,6 +172,7 @@ def _opened(maker: PartsOfText, cwd: str) -> Callable[[int, Report], None]:
         if not os.path.isdir(cwd):
             raise DataError(f"{cwd}: the folder of the command is missing here")
         os.chdir(cwd)
+        # Text and vocabulary in a bucket are fetched now; of parts nothing is, each asks for its own.
         config = dataclasses.replace(maker.config, **_each_path(maker.config, local))
         tokenizer, folder = local(maker.tokenizer), placed(maker.folder)
         return dataclasses.replace(maker, config=config, tokenizer=tokenizer, folder=folder).open()
@@ -178,6 +188,7 @@ def _each_path(config: Any, change: Callable[[str], str]) -> dict[str, tuple[str
 
 def _to_send(error: DataError | OSError) -> DataError | OSError:
     """Returns an error as the command's process would have it."""
+    # In a bucket's copy here the file has a path that nobody else knows.
     error.args = tuple(with_addresses(each) if isinstance(each, str) else each for each in error.args)
     if isinstance(error, OSError) and error.filename:
         error.filename = with_addresses(str(error.filename))

@@ -7,11 +7,12 @@ in whose pieces it begins, so parts that are joined in their order are the text,
 
 import dataclasses
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from contexture.data.config import DataConfig, Stream
 from contexture.data.plain_files import open_plain
@@ -42,21 +43,12 @@ class PartedText(ABC):
 
     def part_count(self) -> int:
         """Returns the default number of parts."""
-        # Independent of the machine: another one resumes with the same parts.
-        total = sum(piece.end - piece.start for piece in self._pieces)
-        return max(min(len(self._pieces), max(_PARTS, -(-total // _PART))), 1)
+        return part_count([piece.end - piece.start for piece in self._pieces])
 
     def spans(self, part: int, count: int) -> list["PartSpan"]:
         """Returns what a part reads, in the order of the text."""
-        total = sum(piece.end - piece.start for piece in self._pieces)
         spans: list[PartSpan] = []
-        before = 0
-        for piece in self._pieces:
-            # By the place of its first byte among all, in whole numbers: a share holds none, one or many.
-            mine = part * total <= before * count < (part + 1) * total
-            before += piece.end - piece.start
-            if not mine:
-                continue
+        for piece in shared_out(self._pieces, [piece.end - piece.start for piece in self._pieces], part, count):
             # Pieces that follow each other are read at once: a part has one span of a source.
             if spans and spans[-1].source == piece.source:
                 spans[-1] = spans[-1]._replace(end=piece.end)
@@ -154,7 +146,29 @@ def _pieces(sources: Sequence[Source], documents: str) -> list[PartSpan]:
     return pieces
 
 
-def sampled(sources: Sequence[Source], limit: float) -> list[Source]:
+def part_count(sizes: Sequence[int]) -> int:
+    """Returns the default number of parts for pieces of so many bytes."""
+    # Independent of the machine: another one resumes with the same parts.
+    return max(min(len(sizes), max(_PARTS, -(-sum(sizes) // _PART))), 1)
+
+
+T = TypeVar("T")
+
+
+def shared_out(pieces: Sequence[T], sizes: Sequence[int], part: int, count: int) -> list[T]:
+    """Returns the pieces of a part: those that begin in its share of all bytes."""
+    # Each piece is in one part, whatever the number of parts.
+    total, before = sum(sizes), 0
+    mine: list[T] = []
+    for piece, size in zip(pieces, sizes, strict=True):
+        # By the place of its first byte among all, in whole numbers: a share holds none, one or many.
+        if part * total <= before * count < (part + 1) * total:
+            mine.append(piece)
+        before += size
+    return mine
+
+
+def sampled(sources: Sequence[Source], limit: float = math.inf) -> list[Source]:
     """Returns about so many bytes of the sources, in whole lines: pieces at equal distances, or all where they are
     fewer. A source that cannot be cut is taken whole or not at all."""
     pieces = _pieces(sources, "lines")

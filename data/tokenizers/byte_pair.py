@@ -7,7 +7,7 @@ first. The matching and learning run in the `tokenizers` library (Rust, all core
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +18,7 @@ from contexture.data.errors import DataError
 from contexture.data.tokenizers import tokenizer_files, word_counts
 from contexture.data.tokenizers.gpt1_text import LINES, nonblank_places, standardized
 from contexture.data.tokenizers.text_encoder import Placed, TextEncoder
+from contexture.data.tokenizers.word_counts import WordCount
 
 END = "<|endoftext|>"
 BYTE_FILES = ("encoder.json", "vocab.bpe")
@@ -216,9 +217,20 @@ def learn_byte_bpe(texts: Iterable[str], size: int) -> ByteBPE:
 
     Raises: DataError where the texts are empty or the size has no room for the bytes; and whatever the texts raise.
     """
+    return byte_bpe_of(word_counts.count(texts, counted_chunks), size)
+
+
+def counted_chunks(text: str) -> Iterator[str]:
+    """Returns what a text is counted as for a vocabulary."""
+    return word_counts.slices(_SAFE.split(text))
+
+
+def byte_bpe_of(counts: Iterable[WordCount], size: int) -> ByteBPE:
+    """As `learn_byte_bpe`, from the counts of `counted_chunks`."""
     if size < len(BYTES) + 1:
         raise DataError(f"a vocabulary of {size} has no room for the 256 bytes and {END}; give at least 257")
-    chunks = word_counts.count(texts, lambda text: word_counts.slices(_SAFE.split(text)))
+    # As many as fit into memory, of which the rarest would make no join.
+    chunks = word_counts.most_frequent(counts)
     words: Counter[str] = Counter()
     splitter = _byte_words()
     # Chunks are counted before GPT-2's pattern cuts them: the pattern then runs once for each distinct one.

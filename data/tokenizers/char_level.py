@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data.errors import DataError
-from contexture.data.tokenizers import tokenizer_files
+from contexture.data.tokenizers import tokenizer_files, word_counts
 from contexture.data.tokenizers.text_encoder import Placed, TextEncoder
+from contexture.data.tokenizers.word_counts import WordCount
 
 FILE = "characters.json"
 
@@ -100,9 +101,13 @@ def learn_characters(texts: Iterable[str], size: int) -> Characters:
 
     Raises: DataError where there are none, or more than `size`; and whatever the texts raise.
     """
-    characters: set[str] = set()
-    for text in texts:
-        characters.update(text)
+    # Once for each text: how often it has a character does not matter.
+    return characters_of(word_counts.count(texts, set), size)
+
+
+def characters_of(counts: Iterable[WordCount], size: int) -> Characters:
+    """As `learn_characters`, from counts of the characters."""
+    characters = {character for character, _ in counts}
     if not characters:
         raise DataError("no character in the text to learn a vocabulary from; give text")
     if len(characters) > size:

@@ -1,7 +1,7 @@
 """Every kind of tokenizer: loaded from files, or learned from text."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NotRequired, TypedDict, get_args
 
@@ -9,13 +9,21 @@ from contexture.data import mirror
 from contexture.data.config import LearnedKind
 from contexture.data.errors import DataError
 from contexture.data.plain_files import check_plain
-from contexture.data.tokenizers import byte_pair, sentencepiece_model, tokenizer_files, word_level, wordpiece
+from contexture.data.tokenizers import (
+    byte_pair,
+    sentencepiece_model,
+    tokenizer_files,
+    word_counts,
+    word_level,
+    wordpiece,
+)
 from contexture.data.tokenizers.base import Tokenizer, with_added_tokens
-from contexture.data.tokenizers.byte_pair import ByteBPE, Cleaned, Gpt1BPE, learn_byte_bpe
-from contexture.data.tokenizers.char_level import Characters, learn_characters
-from contexture.data.tokenizers.sentencepiece_model import SentencePiece, learn_sentencepiece
-from contexture.data.tokenizers.word_level import StaticWords, Words, learn_words
-from contexture.data.tokenizers.wordpiece import WordPiece, learn_wordpiece
+from contexture.data.tokenizers.byte_pair import ByteBPE, Cleaned, Gpt1BPE
+from contexture.data.tokenizers.char_level import Characters, characters_of
+from contexture.data.tokenizers.sentencepiece_model import SentencePiece
+from contexture.data.tokenizers.word_counts import WordCount
+from contexture.data.tokenizers.word_level import StaticWords, Words
+from contexture.data.tokenizers.wordpiece import WordPiece
 
 # GPT-1's and static vocabularies are read, and never learned.
 KINDS = (*get_args(LearnedKind), Gpt1BPE.kind, StaticWords.kind)
@@ -114,23 +122,45 @@ def learn(kind: str, texts: Iterable[str], size: int, lowercase: bool, split: st
     Raises:
         DataError: when the texts are empty, or the size is too small or too large; and whatever the texts raise.
     """
+    counts = word_counts.count(texts, counted_words(kind, lowercase, split))
+    return learn_from_counts(kind, counts, size, lowercase, split)
+
+
+def counted_words(kind: str, lowercase: bool, split: str = "spaces") -> Callable[[str], Iterable[str]]:
+    """Returns what a text is counted as for a vocabulary of a kind. Counts of texts, added up, are those of all."""
+    if kind == WordPiece.kind:
+        return wordpiece.counted_chunks(lowercase)
+    if kind == ByteBPE.kind:
+        return byte_pair.counted_chunks
+    # How often a text has a character does not matter.
+    if kind == Characters.kind:
+        return set
+    if kind in sentencepiece_model.KINDS:
+        return sentencepiece_model.counted_chunks
+    if kind == Words.kind:
+        return word_level.splitter(split)
+    learned = ", ".join(get_args(LearnedKind))
+    raise DataError(f"a vocabulary of kind {kind!r} cannot be learned; choose one of {learned}")
+
+
+def learn_from_counts(
+    kind: str, counts: Iterable[WordCount], size: int, lowercase: bool, split: str = "spaces"
+) -> Tokenizer:
+    """As `learn`, from the counts of `counted_words`, sorted by their words."""
     if size > LARGEST_LEARNED:
         raise DataError(
             f"a vocabulary of {size:,} tokens is too large to learn; give {LARGEST_LEARNED:,} at most, or a vocabulary "
             "that exists: --data.tokenizer"
         )
     if kind == WordPiece.kind:
-        return learn_wordpiece(texts, size, lowercase)
+        return wordpiece.wordpiece_of(counts, size, lowercase)
     if kind == ByteBPE.kind:
-        return learn_byte_bpe(texts, size)
+        return byte_pair.byte_bpe_of(counts, size)
     if kind == Characters.kind:
-        return learn_characters(texts, size)
+        return characters_of(counts, size)
     if kind in sentencepiece_model.KINDS:
-        return learn_sentencepiece(texts, size, kind)
-    if kind == Words.kind:
-        return learn_words(texts, size, split)
-    learned = ", ".join(get_args(LearnedKind))
-    raise DataError(f"a vocabulary of kind {kind!r} cannot be learned; choose one of {learned}")
+        return sentencepiece_model.sentencepiece_of(counts, size, kind)
+    return word_level.words_of(counts, size, split)
 
 
 def _open_saved(folder: Path) -> Tokenizer:

@@ -10,6 +10,7 @@ from contexture.data.plain_files import read_plain
 from contexture.data.protobuf import Value, message_fields
 from contexture.data.tokenizers import tokenizer_files, word_counts
 from contexture.data.tokenizers.text_encoder import Placed, TextEncoder
+from contexture.data.tokenizers.word_counts import WordCount
 
 FILE = "sentencepiece.model"
 KINDS = ("sentencepiece-unigram", "sentencepiece-bpe")
@@ -135,9 +136,20 @@ def learn_sentencepiece(texts: Iterable[str], size: int, kind: str) -> SentenceP
 
     Raises: DataError where the texts hold no word or the size leaves no room for pieces; and whatever the texts raise.
     """
+    return sentencepiece_of(word_counts.count(texts, counted_chunks), size, kind)
+
+
+def counted_chunks(text: str) -> Iterator[str]:
+    """Returns what a text is counted as for a vocabulary."""
+    return word_counts.slices(_learned(text))
+
+
+def sentencepiece_of(words: Iterable[WordCount], size: int, kind: str) -> SentencePiece:
+    """As `learn_sentencepiece`, from the counts of `counted_chunks`."""
     import sentencepiece
 
-    counts = word_counts.count(texts, lambda text: word_counts.slices(_learned(text)))
+    # As many as fit into memory, of which the rarest would make no piece.
+    counts = word_counts.most_frequent(words)
     # White space alone teaches nothing.
     if not any(word.strip() for word in counts):
         raise DataError("no word in the text to learn a vocabulary from; give text")

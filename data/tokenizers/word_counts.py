@@ -1,27 +1,135 @@
-"""Words counted in bounded memory, and repeated for learners as often as they were counted."""
+"""Words counted in bounded memory, exactly, and repeated for learners as often as they were counted.
 
+Counts that pass MAX_WORDS distinct words go to sorted files, which are merged: how a text is cut into parts, and in how
+many tables it is counted, changes nothing. A file has a line `word TAB count` for each word, in the order of Unicode.
+"""
+
+import contextlib
+import heapq
+import re
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 LONGEST_CHUNK = 200
 """Characters of the chunks that a vocabulary is learned on, at most."""
 MAX_WORDS = 1_000_000
-"""Distinct words that are counted at once."""
+"""Distinct words that are in memory at once, and that a vocabulary is learned on: the most frequent ones."""
+_MOST_FILES = 256
+"""Files that are merged at once."""
+_ESCAPED = {"\\": "\\\\", "\n": "\\n", "\r": "\\r"}
+_UNESCAPED = {escaped: character for character, escaped in _ESCAPED.items()}
+_ESCAPE = re.compile(r"[\\\n\r]")
+_UNESCAPE = re.compile(r"\\.")
+WordCount = tuple[str, int]
 
 
-def count(texts: Iterable[str], split: Callable[[str], Iterable[str]]) -> Counter[str]:
-    """Counts the words of texts; the rarest are forgotten where there would be more than MAX_WORDS."""
-    counts: Counter[str] = Counter()
-    floor = 1
-    for text in texts:
-        counts.update(split(text))
-        # Lossy counting: words seen once go first, then those seen twice, …: none that is frequent enough for a
-        # vocabulary.
-        while len(counts) > MAX_WORDS:
-            counts = Counter({word: times for word, times in counts.items() if times > floor})
-            # One count more is forgotten in each turn, so that the loop ends.
-            floor += 1
-    return counts
+class CountTable:
+    """Counts of words. Memory holds MAX_WORDS of them; all others are in files of a temporary folder, until `close`."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._files: list[Path] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def close(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def add(self, words: Iterable[str]) -> None:
+        self._counts.update(words)
+        # Checked once for a text: it may add as many words as it has.
+        if len(self._counts) > MAX_WORDS:
+            # Made when it is needed: few texts have so many words.
+            if self._folder is None:
+                self._folder = tempfile.TemporaryDirectory(prefix="contexture-counts-")
+            self._files.append(Path(self._folder.name) / str(len(self._files)))
+            write(self._files[-1], sorted(self._counts.items()))
+            # Frequent words come again, and their counts are added up in the end.
+            self._counts.clear()
+
+    def items(self) -> Iterator[WordCount]:
+        """Yields all words with their counts, sorted."""
+        # What is in memory is one more sorted list.
+        yield from merged([merged_files(self._files, read), iter(sorted(self._counts.items()))])
+
+
+def count(texts: Iterable[str], split: Callable[[str], Iterable[str]]) -> Iterator[WordCount]:
+    """Yields the words of texts with their counts, sorted, after all texts were read."""
+    with contextlib.closing(CountTable()) as table:
+        for text in texts:
+            table.add(split(text))
+        yield from table.items()
+
+
+def most_frequent(counts: Iterable[WordCount], most: int | None = None) -> Counter[str]:
+    """Returns the words that were counted most, MAX_WORDS unless told otherwise; of equals those that come first in
+    the order of Unicode."""
+    # A heap of so many, whatever the number of words: they are never all in memory.
+    return Counter(dict(heapq.nsmallest(most or MAX_WORDS, counts, key=lambda each: (-each[1], each[0]))))
+
+
+def merged(sorted_counts: list[Iterator[WordCount]]) -> Iterator[WordCount]:
+    """Yields each word of several sorted lists once, with the sum of its counts, sorted."""
+    # Equal words follow each other.
+    word, total = None, 0
+    for each, times in heapq.merge(*sorted_counts):
+        if each != word:
+            if word is not None:
+                yield word, total
+            word, total = each, 0
+        total += times
+    if word is not None:
+        yield word, total
+
+
+def merged_files(files: list[Path], opened: Callable[[Path], Iterator[WordCount]]) -> Iterator[WordCount]:
+    """As `merged`, of any number of files, which `opened` reads: so many are merged into one that the rest can be open
+    at once."""
+    # A process may have a thousand files open, or fewer.
+    with contextlib.ExitStack() as stack:
+        later: list[Path] = []
+        # Each file goes through one such merge at most.
+        while len(files) > _MOST_FILES:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="contexture-counts-")))
+            write(folder / "merged", merged([opened(file) for file in files[:_MOST_FILES]]))
+            later.append(folder / "merged")
+            files = files[_MOST_FILES:]
+        yield from merged([*map(opened, files), *map(read, later)])
+
+
+def write(file: Path, counts: Iterable[WordCount]) -> None:
+    """Writes words with their counts, which come sorted."""
+    # Text of a *.jsonl may hold half a character ("\\ud800"), which UTF-8 alone refuses.
+    with open(file, "w", encoding="utf-8", errors="surrogatepass", newline="\n") as out:
+        out.writelines(lines(counts))
+
+
+def lines(counts: Iterable[WordCount]) -> Iterator[str]:
+    """Yields the lines of a file of counts."""
+    for word, times in counts:
+        # Few words hold a line end, and a file has a line for each.
+        if _ESCAPE.search(word):
+            word = _ESCAPE.sub(lambda match: _ESCAPED[match[0]], word)
+        yield f"{word}\t{times}\n"
+
+
+def read(file: Path) -> Iterator[WordCount]:
+    """Yields what `write` has written."""
+    with open(file, encoding="utf-8", errors="surrogatepass", newline="\n") as lines_of_file:
+        yield from parsed(lines_of_file)
+
+
+def parsed(lines_of_file: Iterable[str]) -> Iterator[WordCount]:
+    """Yields the words and counts of a file's lines."""
+    for line in lines_of_file:
+        # A tab may stand in the word too: the last one counts.
+        word, _, times = line.rpartition("\t")
+        # The escapes of `lines`, back.
+        if "\\" in word:
+            word = _UNESCAPE.sub(lambda match: _UNESCAPED[match[0]], word)
+        yield word, int(times)
 
 
 def slices(chunks: Iterable[str]) -> Iterator[str]:

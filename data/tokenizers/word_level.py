@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contexture.data.errors import DataError
-from contexture.data.tokenizers import tokenizer_files
+from contexture.data.tokenizers import tokenizer_files, word_counts
 from contexture.data.tokenizers.elmo_char_ids import WIDTH, char_ids
 from contexture.data.tokenizers.text_encoder import Placed, TextEncoder
+from contexture.data.tokenizers.word_counts import WordCount
 
 BEGIN, END, UNK = SPECIAL = ("<S>", "</S>", "<UNK>")
 VOCABULARY = "vocab.txt"
@@ -74,7 +75,7 @@ class Words(TextEncoder):
         self.ids = {word: number for word, number in ids.items() if number >= len(SPECIAL)}
         """Ids of the words that a text may hold: all but the special ones."""
         self.fingerprint = tokenizer_files.fingerprint(self.kind, split=split, vocabulary=self.vocabulary)
-        self.words = _splitter(split)
+        self.words = splitter(split)
         """Text → its words."""
 
     @staticmethod
@@ -188,7 +189,7 @@ class StaticWords(WordNumbers, TextEncoder):
         self.fingerprint = tokenizer_files.fingerprint(
             self.kind, split=split, lowercase=lowercase, vocabulary=self.vocabulary
         )
-        self.words = _splitter(split)
+        self.words = splitter(split)
 
     @staticmethod
     def open(folder: Path, split: str, lowercase: bool) -> "StaticWords":
@@ -239,27 +240,28 @@ def static_words(tokenizer: tokenizer_files.HasKind) -> StaticWords:
 
 def learn_words(texts: Iterable[str], size: int, split: str = "spaces") -> Words:
     """Learns a vocabulary of at most `size` words: SPECIAL, then the most frequent first, equally frequent ones in the
-    order of Unicode. Memory grows with the number of distinct words.
+    order of Unicode.
 
     Raises: DataError where the texts hold no word or the size leaves no room; and whatever the texts raise.
     """
-    counts: Counter[str] = Counter()
-    words = _splitter(split)
-    for text in texts:
-        counts.update(words(text))
-    # Text that spells a special word is no word of the vocabulary.
-    for kept in (*SPECIAL, _NO_WORD):
-        del counts[kept]
-    if not counts:
-        raise DataError("no word in the text to learn a vocabulary from; give text")
+    return words_of(word_counts.count(texts, splitter(split)), size, split)
+
+
+def words_of(counts: Iterable[WordCount], size: int, split: str) -> Words:
+    """As `learn_words`, from the counts of words."""
     room = size - len(SPECIAL)
+    # Text that spells a special word is no word of the vocabulary.
+    words = (each for each in counts if each[0] not in (*SPECIAL, _NO_WORD))
+    # By descending frequency, which the log-uniform sampling of negatives relies on.
+    frequent = list(word_counts.most_frequent(words, max(room, 1)))
+    # An error of the text comes before one of the size.
+    if not frequent:
+        raise DataError("no word in the text to learn a vocabulary from; give text")
     if room < 1:
         raise DataError(
             f"a vocabulary of {size} has no room beside the {len(SPECIAL)} special words; give a larger size"
         )
-    # By descending frequency, which the log-uniform sampling of negatives relies on.
-    frequent = sorted(counts, key=lambda word: (-counts[word], word))
-    return Words([*SPECIAL, *frequent[:room]], split)
+    return Words([*SPECIAL, *frequent], split)
 
 
 _TOGETHER = 1 << 14
@@ -283,7 +285,7 @@ def spaced_words(text: str) -> list[tuple[str, bool]]:
     return [(match[0], match.start() > end) for match, end in zip(matches, ends[:-1], strict=True)]
 
 
-def _splitter(split: str) -> Callable[[str], list[str]]:
+def splitter(split: str) -> Callable[[str], list[str]]:
     """Text → its words."""
     # At any white space of Unicode, or by words and marks.
     return str.split if split == "spaces" else _pattern().findall

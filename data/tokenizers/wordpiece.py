@@ -5,7 +5,7 @@ The matching, normalising and learning run in the `tokenizers` library (Rust, al
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -14,6 +14,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 from contexture.data.errors import DataError
 from contexture.data.tokenizers import tokenizer_files, word_counts
 from contexture.data.tokenizers.text_encoder import Placed, TextEncoder
+from contexture.data.tokenizers.word_counts import WordCount
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LONGEST_WORD = 200
@@ -145,7 +146,18 @@ def learn_wordpiece(texts: Iterable[str], size: int, lowercase: bool) -> WordPie
 
     Raises: DataError where the texts hold no word or the size leaves no room for pieces; and whatever the texts raise.
     """
-    counts = _count_words(texts, lowercase)
+    return wordpiece_of(word_counts.count(texts, counted_chunks(lowercase)), size, lowercase)
+
+
+def counted_chunks(lowercase: bool) -> Callable[[str], list[str]]:
+    """Returns what a text is counted as for a vocabulary: normalised, between white space."""
+    normalizer, _ = _rules(lowercase, lowercase)
+    return lambda text: normalizer.normalize_str(text).split()
+
+
+def wordpiece_of(chunks: Iterable[WordCount], size: int, lowercase: bool) -> WordPiece:
+    """As `learn_wordpiece`, from the counts of `counted_chunks`."""
+    counts = _words(word_counts.most_frequent(chunks), lowercase)
     if not counts:
         raise DataError("no word in the text to learn a vocabulary from; give text")
     room = size - len(SPECIAL)
@@ -175,11 +187,12 @@ def _rules(lowercase: bool, strip_accents: bool) -> tuple[normalizers.BertNormal
     return normalizer, pre_tokenizers.BertPreTokenizer()
 
 
-def _count_words(texts: Iterable[str], lowercase: bool) -> Counter[str]:
-    normalizer, splitter = _rules(lowercase, lowercase)
+def _words(chunks: Mapping[str, int], lowercase: bool) -> Counter[str]:
+    # They are normalised already.
+    _, splitter = _rules(lowercase, lowercase)
     words: Counter[str] = Counter()
-    # Chunks between white space are counted first: splitting then runs once for each distinct one.
-    for chunk, count in word_counts.count(texts, lambda text: normalizer.normalize_str(text).split()).items():
+    # Chunks between white space were counted first: splitting runs once for each distinct one.
+    for chunk, count in chunks.items():
         for word, _ in splitter.pre_tokenize_str(chunk):
             # Longer words are never looked up: encoding makes [UNK] of them.
             if len(word) <= LONGEST_WORD:

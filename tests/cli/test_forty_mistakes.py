@@ -158,7 +158,7 @@ def test_a_mistake_is_one_clear_line_and_nothing_is_written(here, capsys, words)
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("tokenizer", "ConfigError: tokenizer needs --input FILE … and --to DIR"),
+        ("tokenizer", "ConfigError: tokenizer needs --to DIR: contexture tokenizer KIND --input FILE … --to DIR"),
         ("tokenizer bpe --input text.txt --to new", "ConfigError: KIND is 'bpe', not one of wordpiece, byte-bpe,"),
         ("fill bert", "ConfigError: fill needs --text TEXT: contexture fill RUN --text TEXT [options]"),
         ("show bert.tiny --data.length x", "ConfigError: --data.length wants a whole number, not 'x'"),

@@ -142,9 +142,12 @@ PRETRAINING = (
          f"{_WORDS}test_begin_and_end_of_a_sentence_are_rows_that_no_text_spells"),
     ),
     *mutants_of(
-        "data/tokenizers/word_level.py",
-        ("words.rarest-first", "key=lambda word: (-counts[word], word)", "key=lambda word: (counts[word], word)",
+        "data/tokenizers/word_counts.py",
+        ("words.rarest-first", "key=lambda each: (-each[1], each[0])", "key=lambda each: (each[1], each[0])",
          f"{_WORDS}test_the_most_frequent_words_come_first_and_ties_by_unicode"),
+    ),
+    *mutants_of(
+        "data/tokenizers/word_level.py",
         ("words.published-mark-is-a-word", "line != _NO_WORD]", "line is not _NO_WORD]",
          f"{_WORDS}test_lines_that_count_for_nothing_are_skipped"),
         ("words.special-ones-in-text", "if number >= len(SPECIAL)}", "if number >= 0}",

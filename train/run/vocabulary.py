@@ -7,14 +7,15 @@ from pathlib import Path
 
 from contexture.data.cancel import CancelToken
 from contexture.data.errors import DataError
+from contexture.data.pretraining.text_parts import sampled
+from contexture.data.pretraining.vocabulary_parts import texts_of
 from contexture.data.storage import move_aside
-from contexture.data.text.sources import Source, expand, texts, whole_texts
+from contexture.data.text.sources import Source, expand
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import learn as learn_vocabulary
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.unknown_tokens import LostMarks
 from contexture.data.tokenizers.word_level import StaticWords, Words
-from contexture.data.tokenizers.wordpiece import WordPiece
 from contexture.train.errors import ConfigError
 from contexture.train.settings import run_file
 from contexture.train.settings.run import Run
@@ -35,11 +36,9 @@ def learn(
 ) -> Tokenizer:
     """Returns a vocabulary of at most `size` tokens, learned on these files.
 
-    WordPiece and words are learned on lines, the other kinds on whole documents: line ends are tokens too.
-
     Args:
         kind: the kind of tokenizer, as `Tokenizer.kind`.
-        files: the text.
+        files: the text, as `text_parts.sampled` cuts it.
         size: maximum number of tokens.
         lowercase: whether the text is lower-cased first.
         cancel: may raise to stop the work.
@@ -50,7 +49,7 @@ def learn(
 
     def checked() -> Iterator[str]:
         # A generator: the text of a Wikipedia is never in memory as a whole.
-        for text in texts(files) if kind in (WordPiece.kind, Words.kind) else whole_texts(files, documents):
+        for text in texts_of(kind, files, documents):
             # Before each text, so that a signal is answered while a large file is read.
             cancel.check()
             if marks is not None:
@@ -133,7 +132,7 @@ def choose_tokenizer(run: Run, directory: Path, cancel: CancelToken) -> Tokenize
         check_tokenizer_kind(run, tokenizer.kind)
         return tokenizer
     # Neither a run nor a vocabulary is given: learn one from the text, of the recipe's kind and size.
-    files, data = expand(run.data.path, "data.path", run.data.text_column), run.data
+    files, data = sampled(expand(run.data.path, "data.path", run.data.text_column)), run.data
     check_tokenizer_kind(run, data.vocabulary)
     logger.info(f"learning a vocabulary of at most {run.model.vocab} tokens ({data.vocabulary})")
     tokenizer = learn(

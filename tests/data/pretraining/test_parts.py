@@ -319,7 +319,9 @@ def test_the_command_makes_parts_and_joins_them(tmp_path, text_folder, capsys):
     whole = json_of(*words, "--to", tmp_path / "whole", "--workers", 2)
     to = tmp_path / "shards"
     for part in (2, 0, 0, 1):
-        assert json_of(*words, "--to", f"{to}/", "--part", f"{part}/3")["part"] == f"{to}.parts/part-0000{part}-of-00003"
+        assert (
+            json_of(*words, "--to", f"{to}/", "--part", f"{part}/3")["part"] == f"{to}.parts/part-0000{part}-of-00003"
+        )
     assert json_of("prepare", "bert.tiny", "--join", "--to", f"{to}/") == {**whole, "shards": f"{to}/"}
     assert content(to) == content(tmp_path / "whole")
 
