@@ -16,7 +16,7 @@ from contexture.data.config import LearnedKind
 from contexture.data.errors import DataError
 from contexture.data.pretraining import text_parts
 from contexture.data.pretraining.text_parts import sampled
-from contexture.data.pretraining.vocabulary_parts import Counting, count_part, learn_from_parts
+from contexture.data.pretraining.vocabulary_parts import Counting, count_part, learn_from_parts, learn_in_workers
 from contexture.data.text.sources import expand
 from contexture.data.tokenizers import word_counts
 from contexture.train.run.vocabulary import learn
@@ -113,6 +113,32 @@ def test_the_command_counts_in_parts_and_in_workers(tmp_path, text_folder, kind)
     done(*words, *size, "--to", tmp_path / "two", "--workers", 2)
     assert content(to) == content(tmp_path / "two") == content(tmp_path / "one")
     assert sorted(each.name for each in tmp_path.iterdir()) == ["one", "two", "v", "v.parts"]
+
+
+@pytest.mark.long
+def test_a_count_that_is_stopped_goes_on_with_the_parts_that_are_done(tmp_path):
+    class Stop(Exception):
+        pass
+
+    (tmp_path / "a.txt").write_text("".join(f"line {number} of many\n" for number in range(20_000)))
+    counting = counting_of("wordpiece", (str(tmp_path / "a.txt"),))
+
+    def stop() -> None:
+        if any(tmp_path.glob(".v.parts-*/part-*")):
+            raise Stop
+
+    with pytest.raises(Stop):
+        learn_in_workers(counting, tmp_path / "v", SIZE, 2, stop)
+    before = {each: each.stat().st_ino for each in tmp_path.glob(".v.parts-*/part-*/part.json")}
+    assert before
+
+    def kept() -> None:
+        assert all(not each.exists() or each.stat().st_ino == inode for each, inode in before.items())
+
+    learned, _ = learn_in_workers(counting, tmp_path / "v", SIZE, 2, kept)
+    expected = learn("wordpiece", counting.pieces, SIZE, True, NEVER, "files", "spaces")
+    assert learned.files() == expected.files()
+    assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]
 
 
 @pytest.fixture
