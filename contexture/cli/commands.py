@@ -332,6 +332,21 @@ COMMANDS: dict[str, Command] = {
         usage="KIND --input FILE … --to DIR [options]",
         examples=("contexture tokenizer wordpiece --input my_text/ --vocab-size 8192 --to vocabulary/",),
     ),
+    "clean": Command(
+        group="Set up",
+        summary="Drop duplicates and poor text of a corpus",
+        run="preparation_commands.clean_command",
+        request="CleanRequest",
+        usage="--input FILE … --to DIR [options]",
+        first=(
+            *("input", "to", "languages", "rules", "duplicates", "near-threshold", "decontaminate", "workers", "part"),
+            "join",
+        ),
+        examples=(
+            "contexture clean --input my_text/ --to clean/ --languages en --rules gopher --duplicates documents near",
+            "contexture clean --input my_text/ --to clean/ --decontaminate dev.tsv test.tsv",
+        ),
+    ),
     "prepare": Command(
         group="Set up",
         summary="Tokenise text once, for many runs",

@@ -1,4 +1,4 @@
-"""The commands that learn a vocabulary and tokenise text: argv → the printed result."""
+"""The commands that clean text, learn a vocabulary and tokenise: argv → the printed result."""
 
 import contextlib
 import dataclasses
@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from contexture.cli.output import Result
+from contexture.cli.output import Result, TwofoldResult
 from contexture.cli.parse import parse
 from contexture.cli.settings_file import read_settings, with_settings
 from contexture.configs import recipe
+from contexture.data.cleaning import clean_parts, join_cleaned
 from contexture.data.config import DataConfig
 from contexture.data.mirror import address_of, with_addresses
 from contexture.data.pretraining.create_instances import InstanceOptions
@@ -30,7 +31,8 @@ from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.unknown_tokens import LostMarks
 from contexture.data.tokenizers.wordpiece import wordpiece
-from contexture.requests import PrepareRequest, TokenizerRequest
+from contexture.requests import CleanRequest, PrepareRequest, TokenizerRequest
+from contexture.requests.training import part_of_count
 from contexture.train.errors import ConfigError, install_hint
 from contexture.train.run.progress import duration
 from contexture.train.run.signals import NOTHING_WRITTEN, PARTS_KEPT, Signals
@@ -121,11 +123,14 @@ def prepare_command(argv: list[str]) -> Result:
 
         job = job_of(data, tokenizer, run.stream, command=_command(request))
         shards = prepare_job(job, Path(request.to), progress, workers, tally)
-    to = Path(request.to)
+    _name_left(Path(request.to))
+    return _of_shards(request.to, shards)
+
+
+def _name_left(to: Path) -> None:
     parts_left = [each for name in (to.name, f".{to.name}") for each in to.parent.glob(f"{name}.parts-*")]
     for left in [*left_partials(to), *parts_left]:
         logger.warning(f"{left} is what a preparation that was killed has left; delete it unless one is at work there")
-    return _of_shards(request.to, shards)
 
 
 @contextlib.contextmanager
@@ -216,6 +221,52 @@ def _of_shards(to: str, shards: Shards) -> Result:
     return {**summary, **splits}
 
 
+def clean_command(argv: list[str]) -> Result | TwofoldResult:
+    """Cleans text, or a part of it, or joins parts."""
+    request = parse(CleanRequest, argv, "clean")
+    to, parts = Path(request.to), Path(f"{request.to}.parts")
+    check_free(request.to)
+    kept = not request.part and not request.join and address_of(request.to) is None
+    with Signals(PARTS_KEPT if kept else NOTHING_WRITTEN) as signals:
+        if request.join:
+            return _of_cleaned(request.to, join_cleaned.join(parts, to, signals.check))
+        tally = Tally(0)
+        line = _Progress(tally, request.per_worker)
+
+        def progress(done: int, total: int) -> None:
+            signals.check()
+            line.show()
+
+        if not request.part:
+            report = clean_parts.clean(request.config, to, progress, workers=request.workers, tally=tally)
+            _name_left(to)
+            return _of_cleaned(request.to, report)
+        part, count = part_of_count(request.part)
+        job = clean_parts.Cleaning(request.config)
+        tally.total = sum(span.end - span.start for span in job.spans(part, count))
+
+        def report_part(read: int, documents: int, tokens: int) -> None:
+            tally.add(read, documents, tokens)
+            progress(tally.read, tally.total)
+
+        clean_parts.clean_part(job, parts, part, count, report_part)
+    return {"part": str(parts / part_name(part, count)), "documents": tally.documents}
+
+
+def _of_cleaned(to: str, report: join_cleaned.Report) -> TwofoldResult:
+    """Returns what a cleaning prints: examples are in its report."""
+    rules = [
+        {"rule": rule, **{name: count[name] for name in ("documents", "paragraphs", "bytes")}}
+        for rule, count in report["rules"].items()
+    ]
+    numbers = {name: report[name] for name in ("documents", "bytes", "kept_documents", "kept_bytes")}
+    result = {"cleaned": to, **numbers}
+    # A person reads of the rules that took something; all are in the JSON.
+    took = [row for row in rules if row["bytes"] or row["documents"]]
+    shown = {**result, "rules": took, "examples": f"{to}/{join_cleaned.REPORT}"}
+    return TwofoldResult({**result, "rules": rules}, shown)
+
+
 class _Progress:
     """A line every few seconds: how far the work is, how fast, how long it will take."""
 
@@ -234,10 +285,13 @@ class _Progress:
             return
         ahead = (tally.total - tally.read) * (now - then) / max(tally.read - read, 1)
         left = f", {duration(ahead)} left" if tally.read > read else ""
+        # Cleaning makes no tokens.
+        speed = f"{(tally.read - read) / (now - then) / 1e6:,.1f} MB/s"
+        if tally.tokens:
+            speed = f"{tally.tokens:,} tokens, {(tally.tokens - tokens) / (now - then):,.0f} tokens/s"
         logger.info(
             f"{tally.read / 1e6:,.0f} of {tally.total / 1e6:,.0f} MB ({tally.read / max(tally.total, 1):.0%}): "
-            f"{tally.documents:,} documents, {tally.tokens:,} tokens, {(tally.tokens - tokens) / (now - then):,.0f} "
-            f"tokens/s{left}"
+            f"{tally.documents:,} documents, {speed}{left}"
         )
         if self._per_worker and tally.workers:
             logger.info(", ".join(f"worker {number}: {at}" for number, at in sorted(tally.workers.items())))

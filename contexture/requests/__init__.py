@@ -1,5 +1,6 @@
 """One request type for each command: its options, with their help. Needs no jax."""
 
+from contexture.requests.cleaning import CleanRequest
 from contexture.requests.exchange import ExportRequest, ImportRequest, SlimRequest
 from contexture.requests.inspection import (
     AttentionRequest,
@@ -35,6 +36,7 @@ from contexture.train.evaluation.request import several
 __all__ = [
     "AttentionRequest",
     "CheckRequest",
+    "CleanRequest",
     "CompareRequest",
     "CompletionRequest",
     "EmbeddingRequest",

@@ -70,15 +70,6 @@ class FinetuneRequest(RunRequest):
     """A file to write the table of --grid or --seeds to, a row for each setting: *.tex (LaTeX), *.csv or *.md."""
 
 
-def _part_of_count(given: str) -> tuple[int, int]:
-    """Returns the numbers of `--part I/N`. Raises: ValueError."""
-    match = re.fullmatch(r"([0-9]+)/([0-9]+)", given)
-    part, count = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not part < count <= MOST_PARTS:
-        raise ValueError(f"part={given} is not a part like 0/8 to 7/8")
-    return part, count
-
-
 @dataclass(frozen=True, kw_only=True)
 class TokenizerRequest:
     """Learn a vocabulary from text."""
@@ -131,7 +122,7 @@ class TokenizerRequest:
     @property
     def part_of_count(self) -> tuple[int, int]:
         """Returns the part's number and how many there are."""
-        return _part_of_count(self.part)
+        return part_of_count(self.part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,4 +208,13 @@ class PrepareRequest:
     @property
     def part_of_count(self) -> tuple[int, int]:
         """Returns the part's number and how many there are."""
-        return _part_of_count(self.part)
+        return part_of_count(self.part)
+
+
+def part_of_count(word: str) -> tuple[int, int]:
+    """Returns the number of a part and how many there are: "0/8" → (0, 8). Raises: ValueError for no such part."""
+    match = re.fullmatch(r"([0-9]+)/([0-9]+)", word)
+    part, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not part < count <= MOST_PARTS:
+        raise ValueError(f"part={word} is not a part like 0/8 to 7/8")
+    return part, count

@@ -42,7 +42,7 @@ def part_name(part: int, count: int) -> str:
 
 def write_index(folder: Path, index: dict[str, object]) -> None:
     """Writes a part's part.json, with its format and its fingerprint."""
-    # The fingerprint is over all else, so it comes last.
+    # The fingerprint is last, since it covers all that is above it.
     index = {"format": FORMAT, **index}
     index["fingerprint"] = fingerprint_of(index)
     (folder / PART).write_text(json.dumps(index, indent=1) + "\n", "utf-8")
@@ -88,6 +88,7 @@ def parts_in(folder: Path, read: Callable[[Path, Mapping[str, object] | None], I
     Raises: DataError where one is missing, or of another job.
     """
     mirror.fetched(folder)
+    # By their names alone: a part that is being written has another one.
     names = sorted(each.name for each in folder.iterdir() if _NAME.fullmatch(each.name)) if folder.is_dir() else []
     if not names:
         raise PartError(f"{folder}: holds no parts of a preparation; make them with --part 0/N to N-1/N")

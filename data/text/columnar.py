@@ -106,10 +106,11 @@ class Columnar:
                     number += 1
 
     def texts(
-        self, seen: Callable[[bytes], object] = len, column: str = TEXT, more: Sequence[str] = ()
+        self, seen: Callable[[bytes], object] = len, column: str = TEXT, others: Sequence[str] = ()
     ) -> Iterator[tuple[int, str, Mapping[str, object]]]:
-        """Yields a column as (number, text, row); each text goes through `seen`, with a line's end. more: columns that
-        the row has too, where there are such and they can be read.
+        """Yields a column as (number, text, row); each text goes through `seen`, with a line's end.
+
+        others: further columns that a row has, where the table has them.
 
         Raises: as `rows`; DataError where there is no such column, or a row has no string in it.
         """
@@ -120,10 +121,8 @@ class Columnar:
             near = near or next((f" (did you mean {name}?)" for name in names if name.lower() == column.lower()), "")
             mend = "rename the text's, or name it (--data.text-column)"
             raise DataError(f"{self.path}: no column {column!r}{near}; the columns are {columns}; {mend}")
-        # Of other columns, those that are no texts or numbers are left out without an error.
-        schema, wanted = self._schema(), [name for name in more if name in names and name != column]
-        others = [name for name in wanted if _converter(schema.field(name).type, None)[1]]
-        for number, row in self.rows((column, *others)):
+        read = dict.fromkeys((column, *(name for name in others if name in names)))
+        for number, row in self.rows(tuple(read)):
             text = row[column]
             if not isinstance(text, str):
                 raise DataError(f"{self.path}:{number}: no string in column {column!r}; leave such rows out")

@@ -1,7 +1,10 @@
 """What the rows of a table say of their documents beside the text: ids, languages, where they come from."""
 
+import contextlib
 from collections import Counter, deque
 from collections.abc import Mapping
+
+from contexture.data.errors import DataError
 
 IDS = ("id", "url")
 """Fields that name a document; the first of them that a row has."""
@@ -40,9 +43,11 @@ def add(counts: "Counter[str]", value: str, count: int) -> None:
 
 
 def _first(record: Mapping[str, object], names: tuple[str, ...]) -> str:
-    # A column that cannot be read is not among a binary table's.
+    # A binary table may have a column that cannot be read; nobody has asked for it.
     for name in names:
-        value = record[name] if name in record else None
+        value = None
+        with contextlib.suppress(DataError):
+            value = record[name] if name in record else None
         # A truth value is a number to Python, and no name.
         if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
             return str(value)

@@ -210,11 +210,11 @@ class TextFile:
         # Files of WikiExtractor have none: their first bytes say what they are, once.
         return inner_suffix(self.path) or wiki_extractor.kind_of(self.path)
 
-    def rows(self, seen: Seen = len) -> Iterator[tuple[int, str, Mapping[str, object]]]:
-        """Yields the texts of a table with their numbers, and their rows: of a binary table the columns `FIELDS`."""
+    def rows(self, seen: Seen = len, others: Sequence[str] = FIELDS) -> Iterator[tuple[int, str, Mapping[str, object]]]:
+        """Yields the rows of a table: number, text, and its other columns, those of `others` that it has among them."""
         # A binary table, or a folder of them.
         if self.path.is_dir() or self._suffix in COLUMNAR:
-            yield from Columnar(self.path).texts(seen, self.column, FIELDS)
+            yield from Columnar(self.path).texts(seen, self.column, others)
             return
         if self._suffix == wiki_extractor.BLOCKS:
             for article in wiki_extractor.articles(self.path, seen, self.span):
@@ -456,15 +456,15 @@ def check_lines(file: Path, what: str) -> None:
     check_plain_text(file, what)
 
 
-def documents_of(sources: Sequence[Source], documents: str) -> Iterator[str]:
-    """Yields the documents of sources, each whole. documents: what a document of a *.txt is, as in `Source.chunks`.
+def documents_of(sources: Sequence[Source], documents: str, seen: Seen = len) -> Iterator[str]:
+    """Yields the documents of sources, each whole. documents, seen: as in `Source.chunks`.
 
     Raises: DataError for a document that is too long.
     """
     for source in sources:
         parts: list[str] = []
         size = 0
-        for chunk in source.chunks(documents):
+        for chunk in source.chunks(documents, seen):
             # Counted before it is kept: a document that is too long is refused before it fills the memory.
             size += len(chunk)
             if size > LONGEST_DOCUMENT:

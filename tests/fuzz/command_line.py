@@ -176,6 +176,7 @@ TARGETS = (
     _words("tokenizer", "", "tokenizer wordpiece --input ../theirs/text.txt --vocab-size 80 --to ../to/t",
            requests.TokenizerRequest),
     _words("prepare", "", "prepare bert.tiny --input ../theirs/text.txt --to ../to/s", requests.PrepareRequest),
+    _words("clean", "", "clean --input ../theirs/text.txt --to ../to/s --duplicates documents", requests.CleanRequest),
     _words("prepare-records", "", "prepare bert.tiny --input ../theirs/text.txt --to ../to/s --as google-tfrecord",
            requests.PrepareRequest),
     _words("pretrain-bert", "", f"pretrain bert.tiny --dir ../to/run {_TINY}", _recipe("bert.tiny"), trains=True),
