@@ -21,7 +21,7 @@ symmetric softmax sampled elmo dropout lstm char-cnn mix features crf mesh shape
 adam decay clip adagrad lora rates step loss objective perplexity rank best unigram scores digest checkpoint metrics
 identity may-change epochs resume transfer defaults signals exit recipes score embed generate
 storage settle agree together slots packing logits tfds plan plugin quantization remat stacked
-help scope alias config completion finetune progress columns trackers describe command grid redraw span
+help scope alias config completion finetune progress columns trackers describe command grid redraw span cleaning
 published evaluate context neighbours whitening zeroshot probe targets maps gates page senses tokens vectors""".split()
 
 

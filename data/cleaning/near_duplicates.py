@@ -54,8 +54,9 @@ class MinHash:
 
 
 def shingles(text: str) -> frozenset[str]:
-    """Returns the 5-grams of a text's words. Texts without words share one, the empty one."""
-    words = words_of(text)
+    """Returns the 5-grams of a text's words; of a text without words those of what white space parts."""
+    # Else all texts of symbols alone would be the same.
+    words = words_of(text) or text.split()
     # A set: how often a shingle occurs counts for nothing.
     return frozenset(" ".join(words[at : at + SHINGLE]) for at in range(max(len(words) - SHINGLE + 1, 1)))
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from contexture.data.cleaning.clean_parts import _PartWriter
 from contexture.data.cleaning.join_cleaned import _TextFiles
+from tests.helpers.buckets import BUCKET
 from tests.helpers.commands import done, json_of, run_command
 
 
@@ -94,3 +96,22 @@ def test_a_full_disk_is_named_and_leaves_no_half_folder(capsys, tmp_path, text, 
     # With room again, the same command does the rest.
     done(*words)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.txt", "out"]
+
+
+@pytest.mark.long
+def test_a_bucket_is_a_folder(bucket_store, tmp_path, text):
+    """Parts in it, text from it and what stays, the same bytes as on a disk."""
+    folder = f"cleaned-{random.randrange(1 << 30)}"
+    place = f"{bucket_store.scheme}://{BUCKET}/{folder}"
+    options = ["--duplicates", "documents", "near", "paragraphs"]
+    done("clean", "--input", text, "--to", tmp_path / "here", *options)
+    done("clean", "--input", text, "--to", f"{place}/whole", *options)
+    for part in (1, 0):
+        done("clean", "--input", text, "--to", f"{place}/joined", *options, "--part", f"{part}/2")
+    done("clean", "--to", f"{place}/joined", "--join")
+    for name in ("whole", "joined"):
+        for file in ("text-00000.jsonl", "report.json"):
+            assert bucket_store.read(f"{folder}/{name}/{file}") == (tmp_path / "here" / file).read_bytes()
+    # What was written is text to clean again, in which nothing is left to do.
+    words = ["clean", "--input", f"{place}/whole", "--to", tmp_path / "again", *options]
+    assert json_of(*words)["kept_documents"] == 3

@@ -18,7 +18,45 @@ _STATIC = "interchange/test_static_vectors.py::"
 _CREATED = "data/pretraining/test_create_instances.py"
 _RECORDS = "data/pretraining/test_record_store.py::"
 
+_CLEANED = "data/cleaning/test_clean_parts.py::"
+_RULES = "data/cleaning/test_rules.py::"
+_NEAR = "data/cleaning/test_near_duplicates.py::"
+_BENCHMARKS = "data/cleaning/test_contamination.py::"
+
 PRETRAINING = (
+    *mutants_of(
+        "data/cleaning/gopher.py",
+        ("cleaning.gopher-starts-of-n-grams-alone", "    edges[n : n + len(starts)]", "    edges[1 : 1 + len(starts)]",
+         f"{_RULES}test_a_document_is_refused_by_this_rule"),
+        ("cleaning.gopher-first-one-a-duplicate", "if unit in seen:\n", "if units.count(unit) > 1:\n",
+         f"{_RULES}test_a_document_is_refused_by_this_rule"),
+    ),
+    *mutants_of(
+        "data/cleaning/c4.py",
+        ("cleaning.c4-markers-stay", '_CITATION.sub("", text)', "text", f"{_RULES}test_c4_keeps_what_the_paper_keeps"),
+    ),
+    *mutants_of(
+        "data/cleaning/near_duplicates.py",
+        ("cleaning.near-compared-with-what-has-gone", "            doubles[document] = twin\n            continue\n",
+         "            doubles[document] = twin\n", f"{_NEAR}test_what_resembles_only_what_has_gone_stays"),
+        ("cleaning.near-by-the-estimate-alone", "if _jaccard(ours, shingles_of(each)) >= threshold", "if True",
+         f"{_NEAR}test_what_goes_resembles_what_stays"),
+    ),
+    *mutants_of(
+        "data/cleaning/repeated.py",
+        ("cleaning.paragraphs-of-what-has-gone", " & self._stays[at : at + len(block)])", ")",
+         f"{_NEAR}test_what_resembles_only_what_has_gone_stays"),
+    ),
+    *mutants_of(
+        "data/cleaning/kept_documents.py",
+        ("cleaning.numbers-of-kept-documents", 'self.read[span["source"]] += span["documents"]',
+         'self.read[span["source"]] += span["kept"]', f"{_CLEANED}test_joined_parts_are_the_cleaning_of_the_whole"),
+    ),
+    *mutants_of(
+        "data/cleaning/contamination.py",
+        ("cleaning.n-grams-across-texts", "range(len(ids), len(ids) + len(words) - length + 1)",
+         "range(len(ids), len(ids) + len(words))", f"{_BENCHMARKS}test_a_document_goes_where_an_n_gram_is_in_common"),
+    ),
     *mutants_of(
         "data/pretraining/create_instances.py",
         ("pairs.instances-documents-in-order", "    generator.shuffle(documents)\n", "", _CREATED),
