@@ -82,7 +82,7 @@ class TokenizerRequest:
     text_column: str = "text"
     """The column of the text in tables (*.jsonl, *.json, *.parquet, TFDS sets, …)."""
     sample_gb: float = 0.0
-    """Learn from so many gigabytes of the text, pieces of 16 MiB at equal distances; 0: from all of it."""
+    """Learn from so many gigabytes of the text, pieces of 4 MiB at equal distances; 0: from all of it."""
     vocab_size: int = 30522
     """The most tokens that the vocabulary may have."""
     to: Annotated[str, DIR]

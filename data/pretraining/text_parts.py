@@ -19,7 +19,7 @@ from contexture.data.plain_files import open_plain
 from contexture.data.text.sources import Source, TextFile
 from contexture.data.tokenizers.base import Tokenizer
 
-PIECE = 1 << 24
+PIECE = 1 << 22
 """Bytes of a piece. The digest of a source is made of those of its pieces, which parts compute apart."""
 _END = 1 << 16
 """Bytes at the beginning and at the end of a file by which a changed file of the same size is noticed."""

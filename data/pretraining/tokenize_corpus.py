@@ -14,7 +14,7 @@ A part is a folder:
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -378,25 +378,32 @@ class _PartWriter:
         first_sentence, first_token = self.sentences, self.tokens  # of the document being written
         fresh = True
         for batch in sentence_batches(source, self.config.split_sentences, read):
-            for ids in self._tokenised(batch):
-                if ids is None:
-                    fresh = True
-                    if self.sentences > first_sentence:
-                        self._end_document()
-                        first_sentence, first_token = self.sentences, self.tokens
-                    self._end_row()
+            ends: list[int] = []
+            # In local names: a large text has billions of sentences.
+            tokens, sentences = self.tokens, self.sentences
+            for length in self._tokenised(batch):
+                if length:
+                    # `whole` counts the documents of the text, not the parts that long ones are cut into below: a file
+                    # of one document may be split anywhere, whatever its length.
+                    whole += fresh
+                    fresh = False
+                    sentences += 1
+                    tokens += length
+                    ends.append(tokens)
+                    if sentences - first_sentence < LONGEST_DOCUMENT and tokens - first_token < BLOCK_TOKENS:
+                        continue
+                # A sentence without tokens is dropped.
+                elif length == 0:
                     continue
-                # `whole` counts the documents of the text, not the parts that long ones are cut into below: a file of
-                # one document may be split anywhere, whatever its length.
-                whole += fresh
-                fresh = False
-                self.sentences += 1
-                self.tokens += ids
-                self.ends.add(self.tokens)
-                too_long = self.tokens - first_token >= BLOCK_TOKENS
-                if self.sentences - first_sentence == LONGEST_DOCUMENT or too_long:
+                self.tokens, self.sentences = tokens, sentences
+                if sentences > first_sentence:
                     self._end_document()
-                    first_sentence, first_token = self.sentences, self.tokens
+                    first_sentence, first_token = sentences, tokens
+                if length is None:
+                    fresh = True
+                    self._end_row()
+            self.tokens, self.sentences = tokens, sentences
+            self.ends.add(*ends)
             seen()
         # The end of the source ends its last document, without a border.
         if self.sentences > first_sentence:
@@ -407,21 +414,16 @@ class _PartWriter:
         self.borders.add(self.sentences)
         self.documents += 1
 
-    def _tokenised(self, batch: list[str | None]) -> Iterator[int | None]:
-        """Writes the tokens of sentences; yields the length of each that has any, and None for a border."""
+    def _tokenised(self, batch: list[str | None]) -> list[int | None]:
+        """Writes the tokens of sentences; returns how many each has, and None for a border."""
         texts = [text for text in batch if text is not None]
         # For lanes, words outside the vocabulary get numbers of their own.
         sentences = (self.numbering or self.tokenizer).encode(texts)
         if self.numbering is None:  # for lanes, the shards say how many words the vocabulary lacks
             self.unknown.add(texts, sentences)
         self._write(sentences)
-        encoded = iter(sentences)
-        # A sentence without tokens is dropped here.
-        for text in batch:
-            if text is None:
-                yield None
-            elif length := len(next(encoded)):
-                yield length
+        lengths = map(len, sentences)
+        return [None if text is None else next(lengths) for text in batch]
 
     def _write(self, pieces: list[list[int]]) -> None:
         """Appends tokens, which the caller adds to `self.tokens`, and counts their ids."""

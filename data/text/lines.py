@@ -123,6 +123,7 @@ _SENTENCE_END = re.compile(
     rf"(?<![{_STOPS}])[{_STOPS}]++[{_CLOSING}]*+(?P<gap>\s++)(?=(?P<next>\S))"
     rf"|(?<![{_CJK_STOPS}])[{_CJK_STOPS}]++[”’」』）》〉】\"')]*+(?P<cjk>\s*+)(?=\S)"
 )
+_ANY_STOP = re.compile(f"[{_STOPS}{_CJK_STOPS}]")
 _ABBREVIATIONS = frozenset(
     "mr mrs ms dr prof st sr jr rev hon gen col capt lt sgt maj cmdr adm gov sen rep pres messrs mme mlle mt ft "
     "vs etc al cf ca approx fig figs eq eqs sec ch chap vol vols pp ed eds est dept univ inc ltd co corp bros "
@@ -140,8 +141,14 @@ def sentences(line: str) -> list[str]:
     marks stays whole.
     """
     pieces: list[str] = []
-    start = 0
-    for match in _SENTENCE_END.finditer(line):
+    start = at = 0
+    # Stops are looked for first: the pattern of a sentence's end, tried at every character, takes twice the time.
+    while stop := _ANY_STOP.search(line, at):
+        at = stop.end()
+        match = _SENTENCE_END.match(line, stop.start())
+        if match is None:
+            continue
+        at = match.end()
         # None for CJK stops, which end a sentence whatever follows.
         follows = match["next"]
         if follows is not None:

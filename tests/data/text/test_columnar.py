@@ -70,7 +70,7 @@ def test_rows_come_back_as_they_were_written(
         patch.setattr(columnar, "_AT_ONCE", at_once)
         read = [(number, dict(row)) for number, row in Columnar(file).rows()]
         seen: list[bytes] = []
-        documents = [(number, text) for number, text, _ in Columnar(file).texts(seen.append)]
+        documents = list(Columnar(file).texts(seen.append))
     assert read == list(enumerate(written))
     assert [text for _, text, _ in documents] == [text for text, _, _ in rows]
     assert [number for number, _, _ in documents] == [*range(len(rows))]
