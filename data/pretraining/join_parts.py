@@ -33,6 +33,8 @@ RUN = 64
 """Tokens of a run. Where whole documents are tokenised, runs take the place of sentences."""
 _COPY = 1 << 16
 """Documents whose borders are read back at once."""
+_CLOSE = 1 << 20
+"""Sentences between the first and the last of some that are read at once."""
 _COUNTED = 1 << 22
 """Tokens that are copied, or counted, at once."""
 _MEND = "give another vocabulary, or learn one on this text"
@@ -302,12 +304,14 @@ class _Writer:
         begin = first
         for at in range(0, documents, _COPY):
             raw = os.pread(self.borders.file.fileno(), _COPY * 8, at * 8)
-            for end in np.frombuffer(raw, np.int64).tolist():
-                if begin < cut < end:
-                    self._enter("train", begin, cut)
-                    begin = cut
-                self._enter("train" if begin < cut else "dev", begin, end)
-                begin = end
+            borders = np.append(begin, np.frombuffer(raw, np.int64))
+            begin = int(borders[-1])
+            before = int(np.searchsorted(borders, cut))
+            if 0 < before < len(borders) and borders[before] != cut:
+                borders = np.insert(borders, before, cut)
+            offsets = self._offsets(borders)
+            for split, part in (("train", slice(before + 1)), ("dev", slice(before, None))):
+                self.tables[split].add(borders[part], offsets[part])
         # All ids were counted when they were written; the unigrams count the train split only.
         end = self._offset(last)
         for at in range(self._offset(cut), end, _COUNTED):
@@ -356,14 +360,21 @@ class _Writer:
     def _place(self, sentence: int) -> int:
         return self._offset(sentence) if self._windows else sentence
 
-    def _enter(self, split: str, first: int, last: int) -> None:
-        self.tables[split].add(first, last, self._offset(last) - self._offset(first))
-
     def _border(self, number: int) -> int:
         return int(np.frombuffer(os.pread(self.borders.file.fileno(), 8, number * 8), np.int64)[0])
 
     def _offset(self, sentence: int) -> int:
         return int.from_bytes(os.pread(self.starts.file.fileno(), 8, sentence * 8), "little")
+
+    def _offsets(self, sentences: I64) -> I64:
+        """Returns where sentences, in ascending order, begin among all tokens."""
+        first, last = int(sentences[0]), int(sentences[-1])
+        # Those that lie close together are one read; others are halved, so that no more is read than fits in memory.
+        if last - first > _CLOSE and len(sentences) > 1:
+            middle = len(sentences) // 2
+            return np.concatenate([self._offsets(sentences[:middle]), self._offsets(sentences[middle:])])
+        raw = os.pread(self.starts.file.fileno(), (last - first + 1) * 8, first * 8)
+        return np.frombuffer(raw, np.int64)[sentences - first]
 
     def close(self) -> None:
         """Closes every file without writing more."""

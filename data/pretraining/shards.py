@@ -392,21 +392,37 @@ class SplitTable:
         self.lengths = np.zeros(_LENGTHS, np.int64)
         # The first document of each block; what the current one holds.
         self.blocks = [0]
-        self._block = [0, 0]
+        self._block = 0, 0
 
-    def add(self, first: int, last: int, tokens: int) -> None:
-        self.rows.add(first, last)
-        self.documents += 1
-        self.sentences += last - first
-        self.tokens += tokens
-        self.lengths[min(max(tokens, 1).bit_length(), _LENGTHS) - 1] += 1
+    def add(self, borders: I64, offsets: I64) -> None:
+        """Adds documents that follow each other.
+
+        Args:
+            borders: the first sentence of each, and the one after the last.
+            offsets: where these begin among all tokens.
+        """
+        sentences, tokens = np.diff(borders), np.diff(offsets)
+        self.rows.add(*np.stack([borders[:-1], borders[1:]], 1).ravel().tolist())
         # A document of one sentence gives no pair but a random one: a text of such documents alone is refused.
-        self.pairs += last - first > 1
-        self._block[0] += last - first
-        self._block[1] += tokens
-        if self._block[0] >= BLOCK_SENTENCES or self._block[1] >= BLOCK_TOKENS:
-            self.blocks.append(self.documents)
-            self._block = [0, 0]
+        self.pairs += int((sentences > 1).sum())
+        # The exponent of a whole number is how many bits it has.
+        powers = np.minimum(np.frexp(np.maximum(tokens, 1))[1], _LENGTHS) - 1
+        self.lengths += np.bincount(powers, minlength=_LENGTHS)
+        # One after the other, since where a block ends depends on where it began.
+        held_sentences, held_tokens = self._block
+        for number, (size, count) in enumerate(
+            zip(sentences.tolist(), tokens.tolist(), strict=True), self.documents + 1
+        ):
+            held_sentences += size
+            held_tokens += count
+            if held_sentences >= BLOCK_SENTENCES or held_tokens >= BLOCK_TOKENS:
+                self.blocks.append(number)
+                held_sentences = held_tokens = 0
+        self._block = held_sentences, held_tokens
+        # Nothing where there is no document.
+        self.documents += len(sentences)
+        self.sentences += int(sentences.sum())
+        self.tokens += int(tokens.sum())
 
     def summary(self) -> SplitCounts:
         """Writes what is buffered, closes the last block, and returns the split's entry in index.json."""

@@ -37,6 +37,10 @@ BYTES = {chr(byte if byte in _PRINTED else 0x100 + n - len(_PRINTED)): byte for 
 _SAFE = re.compile(r"(?<=\S)(?=[ \t\r\n])|(?<=[^\W_])(?=[.,;:!?。，、；：！？])")
 
 
+_OTHER_SPACES = "\t\r\x0b\x0c\x1c\x1d\x1e\x1f\0"
+_ANY_OTHER_SPACE = re.compile(r"[^\S \n]|\0")
+
+
 class ByteBPE(TextEncoder):
     """GPT-2's tokenizer (encoder.py): its pattern cuts words with the space before them, whose bytes are joined by the
     merges, best first. Every text is spelled, and comes back as it was.
@@ -63,6 +67,8 @@ class ByteBPE(TextEncoder):
         self._bytes = [_bytes(token) for token in vocabulary]
         self._tokenizer = tokenizers.Tokenizer(models.BPE(ids, list(self.merges)))
         self._tokenizer.pre_tokenizer = _byte_words()  # type: ignore[assignment]
+        self._words = tokenizer_files.WordIds(self._encode_words)
+        self._chunks = tokenizer_files.WordIds(self._encode_chunks)
 
     @staticmethod
     def open(folder: Path, names: tuple[str, str] = BYTE_FILES) -> "ByteBPE":
@@ -71,10 +77,14 @@ class ByteBPE(TextEncoder):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, without special tokens, on all cores."""
-        # Cut into words here, so that each distinct one is encoded once.
-        return tokenizer_files.encode_words(
-            [_SAFE.split(text) for text in texts], lambda words: _ids(self._tokenizer, words)
-        )
+        # Cut here, so that each distinct chunk is encoded once: before spaces, which is fast, then at all safe places.
+        return self._chunks.encode([_before_spaces(text) for text in texts])
+
+    def _encode_chunks(self, chunks: list[str]) -> list[list[int]]:
+        return self._words.encode([_SAFE.split(chunk) for chunk in chunks])
+
+    def _encode_words(self, words: list[str]) -> list[list[int]]:
+        return _ids(self._tokenizer, words)
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
         # A token spells so many bytes: places follow from sizes alone, and need no second encoding.
@@ -149,6 +159,7 @@ class Gpt1BPE(TextEncoder):
         else:
             self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)  # type: ignore[assignment]
             self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
+        self._words = tokenizer_files.WordIds(self._encode_words)
 
     @staticmethod
     def open(folder: Path, names: tuple[str, str] = GPT1_FILES, cleaned: Cleaned = "original") -> "Gpt1BPE":
@@ -161,7 +172,10 @@ class Gpt1BPE(TextEncoder):
         if self.cleaned == "transformers":
             return _ids(self._tokenizer, list(texts))
         words = [_gpt1_words(text) for text in texts]
-        return tokenizer_files.encode_words(words, lambda words: _ids(self._tokenizer, words))
+        return self._words.encode(words)
+
+    def _encode_words(self, words: list[str]) -> list[list[int]]:
+        return _ids(self._tokenizer, words)
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
         if self.cleaned == "transformers":
@@ -249,6 +263,17 @@ def byte_bpe_of(counts: Iterable[WordCount], size: int) -> ByteBPE:
     learned = json.loads(learner.to_str())["model"]
     vocabulary = sorted(learned["vocab"], key=learned["vocab"].__getitem__)
     return ByteBPE([*vocabulary, END], [(first, second) for first, second in learned["merges"]])
+
+
+def _before_spaces(text: str) -> list[str]:
+    """Cuts a text at some places of _SAFE: before a space or line end that follows none."""
+    # Other white space, or the mark below, within the text: all places are looked for, at several times the time.
+    others = _OTHER_SPACES if text.isascii() else _ANY_OTHER_SPACE.findall(text)
+    if any(space in text for space in others):
+        return _SAFE.split(text)
+    marked = text.replace(" ", "\0 ").replace("\n", "\0\n")
+    # Within a run of them no place is safe.
+    return marked.replace(" \0", " ").replace("\n\0", "\n").split("\0")
 
 
 def _byte_words() -> pre_tokenizers.ByteLevel:

@@ -39,7 +39,7 @@ def encode_checked(
     """Returns the pieces of texts. Raises: DataError with the origin of a text that the vocabulary cannot spell."""
     try:
         return tokenizer.encode(texts)
-    except (DataError, TypeError, UnicodeEncodeError):
+    except (AttributeError, DataError, TypeError, UnicodeEncodeError):
         # The error of a batch does not say which text it was: they are tried one by one.
         for text, origin in zip(texts, origins, strict=True):
             if not isinstance(text, str):

@@ -76,6 +76,7 @@ class SentencePiece(TextEncoder):
         # The three bytes of U+2581, which encode the mark where a text itself contains it.
         marks = [f"<0x{byte:02X}>" for byte in _SPACE.encode()] if self.lossless else []
         self._mark = [self._processor.piece_to_id(mark) for mark in marks]
+        self._words = tokenizer_files.WordIds(self._encode_words)
 
     @staticmethod
     def open(file: Path) -> "SentencePiece":
@@ -90,7 +91,7 @@ class SentencePiece(TextEncoder):
         if not self.lossless:
             # Pieces may go across words: only whole texts can be encoded.
             return self._processor.encode(list(texts))
-        return tokenizer_files.encode_words([_WORD.findall(text) for text in texts], self._encode_words)
+        return self._words.encode([_WORD.findall(text) for text in texts])
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
         if not self.lossless:

@@ -29,6 +29,10 @@ class HasKind(Protocol):
     def kind(self) -> str: ...
 
 
+_WORDS, _CHARACTERS = 1 << 17, 1 << 22
+"""Words whose ids are kept, and their characters: about 40 MB at most."""
+
+
 def fingerprint(kind: str, **content: object) -> str:
     """Returns the sha256 (hex) over a tokenizer's kind, vocabulary and options, as JSON."""
     # In the order in which a kind names its options: another order would be another fingerprint.
@@ -109,14 +113,28 @@ def cut(text: str, limit: int, safe: re.Pattern[str]) -> list[str]:
     return [*parts, text[start:]]
 
 
-def encode_words(
-    texts: Sequence[Sequence[str]], encode: Callable[[list[str]], Sequence[Sequence[int]]]
-) -> list[list[int]]:
-    """The words of each text → the text's ids. `encode` gets every distinct word once: most words come again and again,
-    and are looked up instead."""
-    distinct = list(dict.fromkeys(chain.from_iterable(texts)))
-    ids = dict(zip(distinct, encode(distinct), strict=True))
-    return [list(chain.from_iterable(map(ids.__getitem__, words))) for words in texts]
+class WordIds:
+    """The ids of words that were encoded before: most words come again and again, and are looked up instead."""
+
+    def __init__(self, encode: Callable[[list[str]], Sequence[Sequence[int]]]) -> None:
+        """encode: words → the ids of each, whatever words stand beside them."""
+        self._encode = encode
+        self._ids: dict[str, Sequence[int]] = {}
+        self._characters = 0
+
+    def encode(self, texts: Sequence[Sequence[str]]) -> list[list[int]]:
+        """The words of each text → the text's ids."""
+        # Local: another thread may begin a new dictionary meanwhile.
+        ids = self._ids
+        new = [*set(chain.from_iterable(texts)).difference(ids)]
+        if new:
+            ids.update(zip(new, self._encode(new), strict=True))
+            self._characters += sum(map(len, new))
+        found = [list(chain.from_iterable(map(ids.__getitem__, words))) for words in texts]
+        # Emptied as a whole: what is common is there again after the next texts.
+        if len(ids) > _WORDS or self._characters > _CHARACTERS:
+            self._ids, self._characters = {}, 0
+        return found
 
 
 def encode_placed(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[Placed]:

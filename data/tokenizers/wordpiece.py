@@ -74,6 +74,7 @@ class WordPiece(TextEncoder):
         self._tokenizer = tokenizers.Tokenizer(model)
         self._tokenizer.normalizer = self._normalizer  # type: ignore[assignment]
         self._tokenizer.pre_tokenizer = self._splitter  # type: ignore[assignment]
+        self._words = tokenizer_files.WordIds(self._encode_words)
 
     @staticmethod
     def open(
@@ -95,8 +96,12 @@ class WordPiece(TextEncoder):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → ids, without special tokens, on all cores."""
+        # A space ends a word whatever stands beside it, so that each distinct one is encoded once.
+        return self._words.encode([text.split(" ") for text in texts])
+
+    def _encode_words(self, words: list[str]) -> list[list[int]]:
         # encode_batch_fast computes no places.
-        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(words, add_special_tokens=False)]
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Placed]:
         return tokenizer_files.encode_placed(self._tokenizer, texts)
