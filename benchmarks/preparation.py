@@ -70,6 +70,10 @@ def prepare(args: argparse.Namespace, folder: Path, text: Path) -> float:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         words = ["prepare", RECIPES[args.family], "--input", text, "--tokenizer", folder / "vocabulary"]
         words += ["--to", Path(scratch) / "shards", "--workers", args.workers]
+        if args.family == "gpt":
+            # By default a file is one document, which one worker reads.
+            (settings := Path(scratch) / "settings.yaml").write_text("data.documents: blank_lines\n")
+            words += ["--config", settings]
         start = time.perf_counter()
         subprocess.run([sys.executable, "-m", "contexture", *map(str, words)], check=True, capture_output=True)
         return time.perf_counter() - start
