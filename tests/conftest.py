@@ -10,6 +10,7 @@ import fcntl
 import gc
 import os
 import signal
+import subprocess
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -276,6 +277,22 @@ def text_folder(once) -> Path:
     return once("text", write_text)
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """A file system of its own: `small_disk("size=1m")` mounts it, `small_disk("remount,size=9m")` changes it."""
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def mount(options: str) -> Path:
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"needs leave to mount a small file system: {done.stderr.strip()}")
+        return place
+
+    yield mount
+    subprocess.run(["umount", "-l", place], capture_output=True)
+
+
 TINY = (
     "--model.layers 2 --model.hidden 32 --model.heads 2 --model.ffn 64 --model.vocab 150 --data.length 32 "
     "--data.max-predictions 5 --data.batch 16 --optim.warmup 5 --save.every 10 --log.every 5 --steps 40"
@@ -285,7 +302,6 @@ TINY = (
 @pytest.fixture(scope="session")
 def door(environment):
     """The command line as a user has it: `door("pretrain", "bert.tiny", …)` → the finished process."""
-    import subprocess
     import sys
 
     def run(*words: object, devices: int = 1, wait: bool = True, env: dict[str, str] | None = None):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -124,22 +124,6 @@ def test_a_harmed_file_is_the_same_run_or_one_line(one_device, tiny_words, tiny_
 
 
 # --------------------------------------------------------------------------------------------------------------- disks
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """A file system of its own: `small_disk("size=1m")` mounts it, `small_disk("remount,size=9m")` changes it."""
-    place = tmp_path / "disk"
-    place.mkdir()
-
-    def mount(options: str) -> Path:
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"needs leave to mount a small file system: {done.stderr.strip()}")
-        return place
-
-    yield mount
-    subprocess.run(["umount", "-l", place], capture_output=True)
 
 
 @pytest.mark.parametrize("kib", [4, 12, 40, 64, 96, 300, 600, 900, 1200])
