@@ -57,7 +57,7 @@ def _is_task(run: Run) -> bool:
 _TASK = _Scope("contexture finetune", _is_task)
 _CAUSAL = _called(lambda text: text.is_causal)
 _READERS_OF_WORDS = _called(lambda text: text.reads_words)
-_ADAM = _Scope("--optim.name adamw, bert or gpt1", lambda run: run.optim.name != "adagrad")
+_ADAM = _Scope("--optim.name adamw, bert, gpt1 or lamb", lambda run: run.optim.name != "adagrad")
 _SCOPES: dict[str, _Scope] = {
     **dict.fromkeys(
         ("data.path", "data.text_column", "data.dev", "data.dev_fraction"),

@@ -130,7 +130,7 @@ def test_a_warm_up_has_one_length():
 
 
 def test_options_of_another_optimizer_or_family_are_refused():
-    with pytest.raises(ConfigError, match="--optim.eps is for --optim.name adamw, bert or gpt1"):
+    with pytest.raises(ConfigError, match="--optim.eps is for --optim.name adamw, bert, gpt1 or lamb"):
         with_options(ELMO, {"optim.name": "adagrad", "optim.eps": 1e-3})
     vectors = replace(BERT, model=VectorsConfig(vocab=9, hidden=4))
     with pytest.raises(ConfigError, match="--optim.layer-decay is for a BERT, a GPT or an ELMo"):

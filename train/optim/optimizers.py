@@ -206,6 +206,32 @@ def _clip(limit: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
+def _scale_by_trust_ratio(no_decay: tuple[str, ...]) -> optax.GradientTransformation:
+    """update · |p|/|update| for each kernel and table of each layer (LAMB: You et al. 2020, algorithm 2, phi the
+    identity); 1 where either norm is 0.
+
+    As in the authors' code, what is not decayed (norms, biases) is not scaled either.
+    """
+
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        assert params is not None
+
+        def scaled(keys: tuple[object, ...], u: jax.Array, p: jax.Array, is_scaled: bool) -> jax.Array:
+            if not is_scaled:
+                return u
+            # All layers are stacked in one array, and each has a ratio of its own: optax's is of whole arrays.
+            axes = tuple(range("layers/" in path_of(keys), p.ndim))
+            length_p, length_u = (jnp.sqrt(jnp.square(x).sum(axes, keepdims=True)) for x in (p, u))
+            both = (length_p > 0.0) & (length_u > 0.0)
+            return u * jnp.where(both, length_p / jnp.where(both, length_u, 1.0), 1.0)
+
+        return jax.tree_util.tree_map_with_path(scaled, updates, params, decayed(params, no_decay)), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
 @dataclass(frozen=True)
 class UpdateRule:
     """What an optimizer does with the clipped gradient.
@@ -214,16 +240,19 @@ class UpdateRule:
         update: settings → gradient ↦ update, which the step multiplies with -lr.
         adds_decay: the update includes the weight decay; else decay·p is added behind it.
         scales_gradient: optim.gradient-scale multiplies the gradient before it is clipped.
+        scales_layers: the update, decay included, is scaled to the length of each layer's parameters.
     """
 
     update: Callable[[OptimConfig], optax.GradientTransformation]
     adds_decay: bool = False
     scales_gradient: bool = False
+    scales_layers: bool = False
 
 
 OPTIMIZERS: dict[str, UpdateRule] = {
     "bert": UpdateRule(lambda config: _scale_by_bert_adam(config.b1, config.b2, config.eps)),
     "adamw": UpdateRule(lambda config: optax.scale_by_adam(config.b1, config.b2, config.eps)),
+    "lamb": UpdateRule(lambda config: optax.scale_by_adam(config.b1, config.b2, config.eps), scales_layers=True),
     "gpt1": UpdateRule(
         lambda config: _scale_by_gpt1_adam(config.b1, config.b2, config.eps, config.weight_decay, config.no_decay),
         adds_decay=True,
@@ -238,7 +267,8 @@ OPTIMIZERS: dict[str, UpdateRule] = {
 
 
 def optimizer(config: OptimConfig) -> optax.GradientTransformation:
-    """Returns clip → Adam or Adagrad → + decay·p; the training step multiplies the result with -lr.
+    """Returns clip → Adam or Adagrad → + decay·p, for LAMB scaled by layer; the training step multiplies the result
+    with -lr.
 
     Differs: the original clips each TPU core's own gradient before the cores' gradients are summed; here the whole
     batch's gradient is clipped, so that a step does not depend on the number of devices.
@@ -253,4 +283,5 @@ def optimizer(config: OptimConfig) -> optax.GradientTransformation:
         return optax.chain(clip, as_stored(rule.update(config)))
     # Behind Adam, and so decoupled: the moments see the gradient of the loss alone.
     decay = optax.add_decayed_weights(config.weight_decay, lambda params: decayed(params, config.no_decay))
-    return optax.chain(clip, as_stored(rule.update(config)), decay)
+    ratio = [_scale_by_trust_ratio(config.no_decay)] if rule.scales_layers else []
+    return optax.chain(clip, as_stored(rule.update(config)), decay, *ratio)

@@ -26,13 +26,14 @@ def rate_at_width(peak_lr: float, width: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW in three forms, and Adagrad. `adamw`: Loshchilov & Hutter 2019. `bert`: the original's, without bias
+    """AdamW in three forms, LAMB, and Adagrad. `adamw`: Loshchilov & Hutter 2019. `bert`: the original's, without bias
     correction. `gpt1`: the original's, whose bias correction falls on the decay too and not on eps. `adagrad`: ELMo's,
     its sums of squares starting at 1, without eps (Duchi et al. 2011)."""
 
-    name: Literal["bert", "adamw", "gpt1", "adagrad"] = "bert"
-    """The optimizer. adamw: AdamW. bert: without bias correction, as BERT's original. gpt1: as GPT-1's original, whose
-    bias correction falls on the decay too and not on eps. adagrad: ELMo's."""
+    name: Literal["bert", "adamw", "gpt1", "lamb", "adagrad"] = "bert"
+    """The optimizer. adamw: AdamW. lamb: AdamW whose update is scaled, layer by layer, to the length of the parameters,
+    for large batches (You et al. 2020). bert: without bias correction, as BERT's original. gpt1: as GPT-1's original,
+    whose bias correction falls on the decay too and not on eps. adagrad: ELMo's."""
     peak_lr: float = 1e-4
     """The peak learning rate, which the warm-up rises to."""
     schedule: Literal["bert", "linear", "cosine", "gpt1"] = "bert"

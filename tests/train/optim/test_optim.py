@@ -119,6 +119,76 @@ def test_ten_updates_are_those_of_the_formula(name, clip):
         assert_close(got, expected, rtol=2e-5, atol=2e-6)
 
 
+LAYERED = {
+    "backbone": {
+        "embeddings": {"tokens": (6, 4)},
+        "layers": {"ffn": {"kernel": (3, 4, 5), "bias": (3, 5)}, "norm": {"scale": (3, 4)}},
+    },
+    "heads_mlm": {"kernel": (4, 6), "empty": {"kernel": (2, 2)}},
+}
+
+
+def lamb(config: OptimConfig, params: dict[str, np.ndarray], grads: list[dict[str, np.ndarray]]) -> None:
+    """You et al. 2020, algorithm 2, for each layer by itself; float64, in place."""
+    m, v = ({name: 0 * x for name, x in params.items()} for _ in range(2))
+    for t, g in enumerate(grads, 1):
+        norm = np.sqrt(sum((x**2).sum() for x in g.values()))
+        lr = float(learning_rate(config, T, jnp.int32(t - 1)))
+        for name, p in params.items():
+            m[name] = config.b1 * m[name] + (1 - config.b1) * g[name] * min(1.0, config.clip / norm)
+            v[name] = config.b2 * v[name] + (1 - config.b2) * (g[name] * min(1.0, config.clip / norm)) ** 2
+            r = (m[name] / (1 - config.b1**t)) / (np.sqrt(v[name] / (1 - config.b2**t)) + config.eps)
+            # Norms and biases are neither decayed nor scaled.
+            if "kernel" in name or "tokens" in name:
+                r = r + config.weight_decay * p
+                lengths = np.linalg.norm(p), np.linalg.norm(r)
+                r = r * (lengths[0] / lengths[1] if min(lengths) > 0 else 1.0)
+            p -= lr * r
+
+
+def apart(tree: Any) -> dict[str, np.ndarray]:
+    """Arrays by path, each layer's by itself."""
+    arrays: dict[str, np.ndarray] = {}
+    for keys, x in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        path = path_of(keys)
+        each = {f"{path} {n}": part for n, part in enumerate(x)} if "/layers/" in path else {path: x}
+        arrays |= {name: np.asarray(part, np.float64).copy() for name, part in each.items()}
+    return arrays
+
+
+@pytest.mark.parametrize("moments", ["float32", "bfloat16"])
+def test_twenty_updates_of_lamb_are_those_of_the_paper(moments):
+    """One kernel is 0, so that its ratio is 1; one gradient is 0 at first."""
+    config = OptimConfig(name="lamb", peak_lr=0.01, warmup=4, schedule="linear", weight_decay=0.1, moments=moments)
+    rng = np.random.default_rng(3)
+    shapes = jax.tree.map(lambda shape: shape, LAYERED, is_leaf=lambda x: isinstance(x, tuple))
+
+    def drawn() -> Any:
+        return jax.tree.map(
+            lambda shape: rng.normal(size=shape).astype(np.float32), shapes, is_leaf=lambda x: isinstance(x, tuple)
+        )
+
+    params, grads = drawn(), [drawn() for _ in range(20)]
+    params["heads_mlm"]["empty"]["kernel"][:] = 0.0
+    grads[0]["heads_mlm"]["empty"]["kernel"][:] = 0.0
+    expected = apart(params)
+    lamb(config, expected, [apart(grad) for grad in grads])
+    tx = optimizer(config)
+    state, now = tx.init(params), params
+    for step, grad in enumerate(grads):
+        updates, state = tx.update(grad, state, now)
+        lr = learning_rate(config, T, jnp.int32(step))
+        now = jax.tree.map(lambda p, u, lr=lr: p - lr * u, now, updates)
+    got = apart(now)
+    assert set(got) == set(expected)
+    for name, value in expected.items():
+        if moments == "float32":
+            assert_close(got[name], value, rtol=2e-5, atol=2e-6)
+        else:
+            # Rounded moments: the same path, not the same numbers.
+            assert np.abs(got[name] - value).max() < 0.02 * np.abs(apart(params)[name] - value).max() + 1e-3
+
+
 def test_norms_and_biases_are_not_decayed_and_the_words_are_a_choice():
     mask = decayed(draw(0), OptimConfig().no_decay)
     assert mask == {
