@@ -82,6 +82,9 @@ class DataConfig:
     files are *.conll (-DOCSTART- begins a document) or *.conllu (# newdoc)."""
     max_predictions: int = 0
     """The most masked tokens per sequence (max_predictions_per_seq); 0 is length times masked-fraction, rounded up."""
+    masking: Literal["pieces", "whole_words"] = "pieces"
+    """What a BERT masks. pieces: each piece by itself, as the original's first models. whole_words: all pieces of a
+    word or none, as its later ones (do_whole_word_mask)."""
     masked_fraction: float = 0.15
     """The share of a sequence's tokens that is masked and predicted (masked_lm_prob)."""
     short_fraction: float = 0.1

@@ -330,6 +330,8 @@ def check_records(run: Run) -> None:
         raise ConfigError(
             f"TFRecords of create_pretraining_data.py are for a BERT, not for {run.text.called}; give text"
         )
+    if run.data.masking != DataConfig.masking:
+        raise ConfigError("TFRecords are masked already; leave data.masking out")
     if run.data.dev and not record_files(run.data.dev, "data.dev"):
         raise ConfigError("data.path names TFRecords, and data.dev text; give both of one kind")
 

@@ -19,7 +19,14 @@ class BertText(TextFamily):
     marks_segments = marks_ends = True
     stream = "sentence_pairs"
     options = ("lowercase",)
-    pretraining_options = ("split_sentences", "packed", "max_predictions", "masked_fraction", "short_fraction")
+    pretraining_options = (
+        "split_sentences",
+        "packed",
+        "max_predictions",
+        "masking",
+        "masked_fraction",
+        "short_fraction",
+    )
     sequences = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"}
 
     def pretraining_fields(self, config: DataConfig) -> dict[str, str]:

@@ -32,6 +32,7 @@ class Masking(NamedTuple):
         masked_fraction: the share of a sequence's tokens that is masked.
         mask: the id of [MASK].
         vocab: how many ids there are.
+        continues_V: which ids continue a word (##…), bool [V]; None where each piece is masked by itself.
     """
 
     seed: int
@@ -39,6 +40,7 @@ class Masking(NamedTuple):
     masked_fraction: float
     mask: int
     vocab: int
+    continues_V: NDArray[np.bool_] | None = None
 
 
 def bert_masking(
@@ -52,11 +54,10 @@ def bert_masking(
     id of the vocabulary, and 10 % stay as they are.
 
     `lengths` count the special tokens, which are no candidates; halves round to even. The choice depends on (seed, the
-    sequence's number) alone. Slots ascend.
+    sequence's number) alone. Slots ascend. Of whole words (do_whole_word_mask) all pieces are chosen or none: words in
+    a random order, each that does not go beyond that number, so that a few pieces fewer may be masked.
 
-    Differs: the original masks a sequence once, before training; here each epoch masks it anew. Each piece is chosen
-    alone, as in the original's default; its whole-word masking, which may mask fewer pieces than asked for, is left
-    out.
+    Differs: the original masks a sequence once, before training; here each epoch masks it anew.
     """
     B, L = tokens_BL.shape
     P, seed = masking.predictions, masking.seed
@@ -71,11 +72,11 @@ def bert_masking(
     # rint rounds halves to even, as Python's round does in the original.
     count_B = np.minimum(P, np.maximum(1, np.rint(lengths_B * masking.masked_fraction).astype(np.int64)))
     count_B = np.minimum(count_B, candidates_BL.sum(1))
-    # partition finds the P smallest without sorting all L; the count-th of them is the last number chosen.
-    smallest_BP = np.partition(lots_BL, P - 1, axis=1)[:, :P] if P < L else lots_BL.copy()
-    smallest_BP.sort(axis=1)
-    last_B = smallest_BP[np.arange(B), np.maximum(count_B, 1) - 1]
-    chosen_BL = (lots_BL <= last_B[:, None]) & (count_B > 0)[:, None]
+    if masking.continues_V is None:
+        chosen_BL = _smallest(lots_BL, count_B, P)
+    else:
+        chosen_BL = _whole_words(lots_BL, count_B, candidates_BL, masking.continues_V[tokens_BL])
+        count_B = chosen_BL.sum(1)
     # nonzero goes row by row and from left to right, so the slots ascend. Row b has count_B[b] of them: exactly as many
     # as used_BP has in that row, which lets one boolean assignment fill all rows.
     rows, columns = np.nonzero(chosen_BL)
@@ -96,3 +97,55 @@ def bert_masking(
     tokens = tokens_BL.copy()
     tokens[rows, columns] = np.where(rng.uniform(first) < 0.8, masking.mask, replaced)
     return Masked(tokens, slots_BP, labels_BP, used_BP.astype(np.float32))
+
+
+def _smallest(lots_BL: NDArray[np.uint64], count_B: I64, P: int) -> NDArray[np.bool_]:
+    """Returns the places of the smallest numbers of each row, so many as `count_B` says, at most P."""
+    B, L = lots_BL.shape
+    # partition finds the P smallest without sorting all L; the count-th of them is the last number chosen.
+    smallest_BP = np.partition(lots_BL, P - 1, axis=1)[:, :P] if P < L else lots_BL.copy()
+    smallest_BP.sort(axis=1)
+    last_B = smallest_BP[np.arange(B), np.maximum(count_B, 1) - 1]
+    return (lots_BL <= last_B[:, None]) & (count_B > 0)[:, None]
+
+
+def _whole_words(
+    lots_BL: NDArray[np.uint64],
+    count_B: I64,
+    candidates_BL: NDArray[np.bool_],
+    continues_BL: NDArray[np.bool_],
+) -> NDArray[np.bool_]:
+    """Returns the places of whole words, taken by the numbers of their first pieces, the smallest first.
+
+    Args:
+        lots_BL: a number for each place.
+        count_B: the most places of each row.
+        candidates_BL: the places that may be chosen.
+        continues_BL: which pieces continue a word. The first candidate of a row begins one in any case.
+    """
+    B, L = lots_BL.shape
+    # As in the original, a piece is joined to the candidate before it, also where that lies before a [SEP].
+    first_BL = np.cumsum(candidates_BL, 1) == 1
+    begins_BL = candidates_BL & (~continues_BL | first_BL)
+    # The word of each place, numbered from 0 in its row, and how many pieces each has.
+    word_BL = np.cumsum(begins_BL, 1) - 1
+    rows, columns = np.nonzero(candidates_BL)
+    sizes_BW = np.zeros((B, L), np.int64)
+    np.add.at(sizes_BW, (rows, word_BL[rows, columns]), 1)
+    lots_BW = np.full((B, L), np.uint64(0xFFFFFFFFFFFFFFFF))
+    rows, columns = np.nonzero(begins_BL)
+    lots_BW[rows, word_BL[rows, columns]] = lots_BL[rows, columns]
+    order_BW = np.argsort(lots_BW, axis=1)
+    chosen_BW = np.zeros((B, L), bool)
+    left_B, each = count_B.copy(), np.arange(B)
+    # Word after word, all rows at once: whether one is taken depends on those before it. Words without pieces come
+    # last, and change nothing.
+    for place in range(int(word_BL.max(initial=-1)) + 1):
+        word_B = order_BW[:, place]
+        size_B = sizes_BW[each, word_B]
+        taken_B = (size_B <= left_B) & (size_B > 0)
+        chosen_BW[each, word_B] = taken_B
+        left_B -= size_B * taken_B
+        if not left_B.any():
+            break
+    return candidates_BL & np.take_along_axis(chosen_BW, np.maximum(word_BL, 0), 1)

@@ -335,6 +335,8 @@ class PairBatches(SequenceBatches):
         self.shards, self.seed = shards, seed
         length, short = config.length, config.short_fraction
         self.stream = SentencePairs(shards, split, length=length, short_fraction=short, seed=seed, cancel=cancel)
+        pieces = wordpiece(shards.tokenizer).vocabulary if config.masking == "whole_words" else None
+        self._continues = None if pieces is None else np.array([piece.startswith("##") for piece in pieces])
         super().__init__(shards.tokenizer, config, self.stream.examples_per_epoch, parts, devices)
 
     def lengths_of(self, numbers: I64) -> I64:
@@ -358,7 +360,8 @@ class PairBatches(SequenceBatches):
         tokenizer = wordpiece(self.tokenizer)
         marks = bert_marks(tokenizer)
         batch, text_BL, lengths = lay_out(self.shards.read, pairs, marks, tokenizer.pad, config.length, FIELDS)
-        masking = Masking(self.seed, config.slots, config.masked_fraction, tokenizer.mask, tokenizer.size)
+        fraction, continues = config.masked_fraction, self._continues
+        masking = Masking(self.seed, config.slots, fraction, tokenizer.mask, tokenizer.size, continues)
         masked = bert_masking(batch["tokens"], text_BL, lengths, numbers, masking)
         batch["tokens"], batch["slots"], batch["labels"] = masked.tokens, masked.slots, masked.labels
         batch["slot_weights"] = masked.weights

@@ -249,10 +249,14 @@ class UpdateRule:
     scales_layers: bool = False
 
 
+def _adam(config: OptimConfig) -> optax.GradientTransformation:
+    return optax.scale_by_adam(config.b1, config.b2, config.eps)
+
+
 OPTIMIZERS: dict[str, UpdateRule] = {
     "bert": UpdateRule(lambda config: _scale_by_bert_adam(config.b1, config.b2, config.eps)),
-    "adamw": UpdateRule(lambda config: optax.scale_by_adam(config.b1, config.b2, config.eps)),
-    "lamb": UpdateRule(lambda config: optax.scale_by_adam(config.b1, config.b2, config.eps), scales_layers=True),
+    "adamw": UpdateRule(_adam),
+    "lamb": UpdateRule(_adam, scales_layers=True),
     "gpt1": UpdateRule(
         lambda config: _scale_by_gpt1_adam(config.b1, config.b2, config.eps, config.weight_decay, config.no_decay),
         adds_decay=True,

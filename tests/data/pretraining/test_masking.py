@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contexture.data import rng
 from contexture.data.pretraining.masking import Masked, Masking, bert_masking
 from tests.helpers.slow_pairs import guesses
 
@@ -106,3 +107,87 @@ def test_no_candidates_means_no_slots():
     options = {"predictions": 4, "masked_fraction": 0.15, "mask": MASK, "vocab": V}
     masked = bert_masking(tokens, np.zeros_like(candidates), lengths, np.array([0]), Masking(seed=1, **options))
     assert not masked.weights.any() and (masked.tokens == tokens).all()
+
+
+def _by_words(tokens, candidates, lengths, numbers, masking: Masking) -> list[list[int]]:
+    """The places that whole-word masking chooses, as the original walks over shuffled words; the order of words is that
+    of the numbers that their first pieces draw."""
+    assert masking.continues_V is not None
+    chosen = []
+    for row, (line, length) in enumerate(zip(tokens, lengths, strict=True)):
+        words: list[list[int]] = []
+        for place in np.flatnonzero(candidates[row]).tolist():
+            if words and masking.continues_V[line[place]]:
+                words[-1].append(place)
+            else:
+                words.append([place])
+        key = rng.random_bits(rng.key(rng.MASK_CHOICE, masking.seed), numbers[row : row + 1])
+        lots = rng.random_bits(key, np.arange(len(line)))
+        low = (1 << max(len(line) - 1, 1).bit_length()) - 1
+        words.sort(key=lambda word: (int(lots[word[0]]) & ~low) | word[0])
+        count, places = guesses(int(length), masking.predictions, masking.masked_fraction), list[int]()
+        for word in words:
+            if len(places) + len(word) <= count:
+                places += word
+        chosen.append(sorted(places))
+    return chosen
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    lengths=st.lists(st.integers(5, 40), min_size=1, max_size=6),
+    share=st.sampled_from([0.0, 0.3, 0.8, 1.0]),
+    predictions=st.integers(1, 12),
+    fraction=st.floats(0.0, 0.99),
+    seed=st.integers(-3, 2**63),
+)
+def test_whole_words_are_masked_or_not_as_in_the_original(lengths, share, predictions, fraction, seed):
+    tokens, candidates, lengths_B = _lines(lengths, max(max(lengths), predictions))
+    continues = np.random.default_rng(seed % 2**32).random(V) < share
+    masking = Masking(seed, predictions, fraction, MASK, V, continues)
+    numbers = np.arange(len(lengths)) + 5
+    masked = bert_masking(tokens, candidates, lengths_B, numbers, masking)
+    expected = _by_words(tokens, candidates, lengths_B, numbers, masking)
+    for row, places in enumerate(expected):
+        used = masked.weights[row] > 0
+        assert masked.slots[row, used].tolist() == places
+        assert (masked.labels[row, used] == tokens[row, places]).all() and not masked.labels[row, ~used].any()
+        untouched = np.setdiff1d(np.arange(tokens.shape[1]), places)
+        assert (masked.tokens[row, untouched] == tokens[row, untouched]).all()
+
+
+def test_words_of_one_piece_are_masked_as_pieces_are():
+    """The same places too: a seed means the same."""
+    tokens, candidates, lengths = _lines([40] * 50, 40)
+    plain = Masking(7, 20, 0.15, MASK, V)
+    one, other = (
+        bert_masking(tokens, candidates, lengths, np.arange(50), masking)
+        for masking in (plain, plain._replace(continues_V=np.zeros(V, bool)))
+    )
+    assert (one.slots == other.slots).all() and (one.tokens == other.tokens).all()
+
+
+def test_whole_words_are_15_of_a_hundred_and_each_alike():
+    """Words of one, two and three pieces, each as often as it is there; 80/10/10 for each piece by itself."""
+    n, L = 4000, 128
+    tokens = np.tile(np.array([10, 20, 61, 30, 61, 62] * 21 + [10, 10], np.int32), (n, 1))
+    tokens[:, 0] = tokens[:, -1] = 2
+    candidates = np.ones((n, L), bool)
+    candidates[:, [0, -1]] = False
+    masking = Masking(1, 20, 0.15, MASK, V, np.isin(np.arange(V), (61, 62)))
+    masked = bert_masking(tokens, candidates, np.full(n, L), np.arange(n), masking)
+    used = masked.weights > 0
+    # 19 of 128, or one fewer where no word of one piece was left to fill up with: never, with so many of them.
+    assert (used.sum(1) == 19).all()
+    rows, _ = np.nonzero(used)
+    chosen = np.zeros((n, L), bool)
+    chosen[rows, masked.slots[used]] = True
+    words = chosen[:, 6:126].reshape(n, 20, 6)
+    assert (words[..., 1] == words[..., 2]).all()
+    assert (words[..., 3] == words[..., 4]).all() and (words[..., 4] == words[..., 5]).all()
+    # Short words fill up what is left, and so are a little more frequent.
+    rates = words[..., [0, 1, 3]].mean((0, 1))
+    assert rates[0] > rates[1] > rates[2] > 0.13 and rates[0] < 0.19
+    now, labels = masked.tokens[rows, masked.slots[used]], masked.labels[used]
+    assert abs((now == MASK).mean() - (0.8 + 0.1 / V)) < 0.006
+    assert abs((now == labels).mean() - (0.1 + 0.1 / V)) < 0.006
