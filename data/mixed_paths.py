@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 _FORM = re.compile(r"(?P<name>[^\s=:/]+)=(?P<weight>[^\s=:/]*):(?P<path>.+)", re.DOTALL)
 _NAME = re.compile(r"\w[\w.-]*")
+CYCLE = 1 << 16
+"""Sequences in which each source of a mixture has its share, to one of them."""
 _USAGE = "give each source as NAME=WEIGHT:PATH"
 
 
@@ -53,6 +55,14 @@ def mixture_of(paths: Sequence[str]) -> tuple[MixedPath, ...]:
         if not 0.0 < weight < math.inf:
             raise ValueError(f"data.path={path}: {match['weight']!r} is no positive number; {_USAGE}")
         sources.append(MixedPath(match["name"], weight, match["path"]))
+    # Of so many sequences one at least, or its share could not be kept (`pretraining.mixture`).
+    total = sum(each.weight for each in sources)
+    for each in sources:
+        if not each.weight / total >= 1 / CYCLE:
+            raise ValueError(
+                f"data.path={each.name}=…: its share of the weights, {each.weight / total:.1e}, is less than one of "
+                f"{CYCLE:,} sequences; raise its weight, or lower the others"
+            )
     names = [each.name for each in sources]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise ValueError(f"data.path names {twice!r} twice; give each source a name of its own")

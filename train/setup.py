@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -29,7 +30,7 @@ from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.data.tasks.encode.encode_examples import encode
 from contexture.data.tasks.read.entity_schemes import why_no_entities
 from contexture.data.tasks.store.example_store import ExampleStore
-from contexture.data.text.sources import check_beginnings
+from contexture.data.text.sources import check_beginnings, present, shared
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.registry import load_tokenizer
 from contexture.data.tokenizers.word_level import Words
@@ -49,7 +50,13 @@ from contexture.train.optim.optimizers import lr_multipliers
 from contexture.train.run import folder as directories
 from contexture.train.run.folder import flag
 from contexture.train.run.signals import Signals
-from contexture.train.run.vocabulary import check_tokenizer, check_tokenizer_kind, choose_tokenizer, keep_tokenizer
+from contexture.train.run.vocabulary import (
+    check_tokenizer,
+    check_tokenizer_kind,
+    choose_tokenizer,
+    keep_tokenizer,
+    read_tokenizer,
+)
 from contexture.train.settings import run_file
 from contexture.train.settings.run import Run
 from contexture.train.settings.schedule import resolve_schedule
@@ -245,6 +252,7 @@ def _open_shards(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokeni
     check_stream(run, shards)
     if not started:
         check_tokenizer_kind(run, tokenizer.kind)
+        _check_init(run, tokenizer)
     check_agreement(run, shards, tokenizer)
     # Text that was prepared elsewhere brings its tokenizer. The run keeps a copy, and can predict without that folder.
     if not started or _prepared_folder(run) is not None:
@@ -256,19 +264,20 @@ def _open_mixture(run: Run, directory: Path, cancel: CancelToken) -> tuple[Token
     """Opens the sources of a mixture. Those that were not prepared are tokenised into RUN/data/NAME."""
     own, sources = directory / "data", mixture_of(run.data.path)
     # Each source is a text by itself.
-    runs = {each.name: _with_path(run, each.path) for each in sources}
+    runs = {each.name: _of_source(run, each.path) for each in sources}
     prepared = {each.name: at for each in sources if (at := prepared_at([each.path]))}
     if run.data.dev_fraction and len(prepared) == len(sources):
         raise ConfigError("all sources were prepared with what they hold out; leave data.dev-fraction out")
-    new = [each.path for each in sources if each.name not in prepared and not (own / each.name).exists()]
-    # One vocabulary for all: of a source that was prepared, of an earlier start, or of a new run.
-    if prepared:
-        tokenizer = Shards.open(next(iter(prepared.values())), run.data.cache_gb).tokenizer
-    elif not new:
-        tokenizer = load_tokenizer(directory / "tokenizer", run.data.lowercase)
+    # One vocabulary for all: that of a text which is tokenised, before or by an earlier start, or a new run's.
+    tokenised = [*prepared.values(), *(own / name for name in runs if (own / name).exists())]
+    started = (directory / "tokenizer").exists()
+    if tokenised:
+        tokenizer = Shards.open(tokenised[0], run.data.cache_gb).tokenizer
     else:
-        tokenizer = choose_tokenizer(_with_path(run, *new), directory, cancel)
+        tokenizer = choose_tokenizer(_with_paths(run, *(each.path for each in sources)), directory, cancel)
     check_tokenizer(run, tokenizer)
+    if not started:
+        _check_init(run, tokenizer)
     for name, each in runs.items():
         if name not in prepared and not (own / name).exists():
             logger.info(f"tokenising {name} into {own / name}")
@@ -283,8 +292,30 @@ def _open_mixture(run: Run, directory: Path, cancel: CancelToken) -> tuple[Token
     return tokenizer, store
 
 
-def _with_path(run: Run, *paths: str) -> Run:
+def _with_paths(run: Run, *paths: str) -> Run:
     return dataclasses.replace(run, data=dataclasses.replace(run.data, path=paths))
+
+
+def _of_source(run: Run, path: str) -> Run:
+    """Returns the run with the text of a source of a mixture alone."""
+    alone = _with_paths(run, path)
+    # The column is that of tables, which not all sources need be.
+    if prepared_at([path]) or not any(source.has_rows for source in present(path)):
+        return dataclasses.replace(alone, data=dataclasses.replace(alone.data, text_column=DataConfig.text_column))
+    return alone
+
+
+def _check_init(run: Run, tokenizer: Tokenizer) -> None:
+    """Raises ConfigError where a new run begins from another whose vocabulary is not that of the text."""
+    # Its embeddings would stand for other tokens.
+    if not run.init.run or run.init.random:
+        return
+    source = Path(run.init.run)
+    if read_tokenizer(source, run_file.read(source)).fingerprint != tokenizer.fingerprint:
+        raise ConfigError(
+            f"{source} has another vocabulary than the text was tokenised with; prepare the text with its own: "
+            f"--tokenizer {source / 'tokenizer'}"
+        )
 
 
 def _open_records(run: Run, directory: Path, cancel: CancelToken) -> tuple[Tokenizer, RecordStore]:
@@ -405,10 +436,7 @@ def check_text(run: Run, directory: Path) -> None:
     if run.task.kind != "off" or not run.stream or (directory / "run.json").exists():
         return
     if mixed := mixture_of(run.data.path):
-        for each in mixed:
-            if record_files([each.path], "data.path"):
-                raise DataError(f"{each.path}: TFRecords, of which no mixture is made; give text, or prepared text")
-            check_text(_with_path(run, each.path), directory)
+        _check_mixture(run, [each.path for each in mixed], directory)
         return
     if _prepared_folder(run) is None:
         if record_files(run.data.path, "data.path"):
@@ -420,6 +448,24 @@ def check_text(run: Run, directory: Path) -> None:
         if run.data.tokenizer and not Path(run.data.tokenizer).exists():
             check_plain(run.data.tokenizer)  # a bucket is named as one
             raise DataError(f"{run.data.tokenizer}: data.tokenizer names no such file or folder; check the path")
+
+
+def _check_mixture(run: Run, paths: Sequence[str], directory: Path) -> None:
+    """Raises DataError for a source of a mixture that `check_text` refuses, or that holds what another holds too;
+    ConfigError for a column that none of them has."""
+    tables, texts = False, []
+    for path in paths:
+        if record_files([path], "data.path"):
+            raise DataError(f"{path}: TFRecords, of which no mixture is made; give text, or prepared text")
+        if not prepared_at([path]):
+            found = present(path)
+            texts += found
+            tables = tables or any(source.has_rows for source in found)
+        check_text(_of_source(run, path), directory)
+    if twice := shared(texts):
+        raise DataError(f"{twice}: two sources of the mixture hold this {twice.kind}; give it to one")
+    if run.data.text_column != DataConfig.text_column and not tables:
+        raise ConfigError("data.text-column has no meaning for these texts; leave it out")
 
 
 def _prepared_folder(run: Run) -> Path | None:

@@ -224,7 +224,9 @@ def _of_shards(to: str, shards: Shards) -> Result:
 def clean_command(argv: list[str]) -> Result | TwofoldResult:
     """Cleans text, or a part of it, or joins parts."""
     request = parse(CleanRequest, argv, "clean")
-    to, parts = Path(request.to), Path(f"{request.to}.parts")
+    # Without the slash at the end of `--to clean/`: beside the folder, and not in it.
+    to = Path(request.to)
+    parts = Path(f"{to}.parts")
     check_free(request.to)
     kept = not request.part and not request.join and address_of(request.to) is None
     with Signals(PARTS_KEPT if kept else NOTHING_WRITTEN) as signals:

@@ -289,6 +289,7 @@ class _PartWriter:
         # Where a document has neither, nothing is said of it.
         row |= {} if document.id is None else {"id": document.id}
         row |= {"language": document.language} if document.language else {}
+        row |= {"subset": document.subset} if document.subset else {}
         # Without escapes: text stays readable, and the file as large as the text.
         line = f"{json.dumps(row, ensure_ascii=False)}\n".encode()
         self._end += len(line)

@@ -1,13 +1,13 @@
 """The documents of a source, with what its rows say of them beside the text."""
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.plain_files import Seen
+from contexture.data.text.row_facts import COUNTED, FIELDS, IDS, first_of
 from contexture.data.text.sources import Source, TextFile, documents_of
-
-_ID = "id"
 
 
 class Document(NamedTuple):
@@ -15,9 +15,11 @@ class Document(NamedTuple):
 
     text: str
     id: str | int | None = None
-    """What a column of this name says, and what WikiExtractor does."""
+    """What a column of this name says (or `url`), and what WikiExtractor does."""
     language: str = ""
-    """What the column of languages says."""
+    """What the column of languages says, or one of a usual name."""
+    subset: str = ""
+    """Where it comes from, as a column of a usual name says."""
 
 
 def documents(source: Source, how: str, language_column: str, seen: Seen) -> Iterator[Document]:
@@ -37,7 +39,7 @@ def documents(source: Source, how: str, language_column: str, seen: Seen) -> Ite
         # Without the line end that the last document of a file may lack: it may be the same as another one.
         yield from (Document(text.rstrip("\r\n")) for text in documents_of([source], how, seen) if text.strip())
         return
-    for number, text, row in source.rows(seen, (_ID, language_column)):
+    for number, text, row in source.rows(seen, (*FIELDS, language_column)):
         # A row without a language would stay or go by chance: it is an error.
         language = row.get(language_column) if language_column else ""
         if not isinstance(language, str) or (language_column and not language):
@@ -45,13 +47,16 @@ def documents(source: Source, how: str, language_column: str, seen: Seen) -> Ite
             raise DataError(f'{source}:{number}: no "{language_column}" that is a string{near}; name another column')
         # White space alone is no text.
         if text.strip():
-            yield Document(text, _id(row), language)
+            others = (first_of(row, COUNTED[name], source.column) for name in ("language", "source"))
+            usual, subset = others
+            yield Document(text, _id(row, source.column), language or usual, subset)
 
 
-def _id(row: Mapping[str, object]) -> str | int | None:
-    try:
-        value = row.get(_ID)
-    except DataError:
-        return None  # a column of another type
-    # A truth value is a number to Python, and no name.
-    return value if isinstance(value, str | int) and not isinstance(value, bool) else None
+def _id(row: Mapping[str, object], column: str) -> str | int | None:
+    # A number stays one.
+    for name in IDS:
+        with contextlib.suppress(DataError):
+            value = row.get(name) if name != column else None
+            if isinstance(value, str | int) and not isinstance(value, bool):
+                return value
+    return None

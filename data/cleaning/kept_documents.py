@@ -76,4 +76,5 @@ class KeptDocuments:
         _, source, before = spans[bisect_right(spans, place, key=lambda span: span[0])]
         # The text first, as in any other *.jsonl.
         place_in_text = {"source": self._names[source], "number": before + row["number"]}
-        return {"text": row["text"], **place_in_text, **{name: row[name] for name in ("id", "language") if name in row}}
+        said = {name: row[name] for name in ("id", "language", "subset") if name in row}
+        return {"text": row["text"], **place_in_text, **said}

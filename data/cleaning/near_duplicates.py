@@ -30,6 +30,10 @@ _BLOCK = 1 << 14
 """Signatures that are read at once, 8 MiB."""
 _KEPT = 256
 """Sets of shingles that are kept for further comparisons."""
+_CHAIN, _EXACT = 256, 64
+"""Of each bucket the documents that are looked at, the newest ones; of all of them those that are compared word by
+word, the ones with the highest estimates. Pages of one template share most buckets with each other: each would else be
+compared with all before it."""
 I64 = NDArray[np.int64]
 U32 = NDArray[np.uint32]
 
@@ -138,7 +142,9 @@ def near_duplicates(
         candidates: set[int] = set()
         for entry in newest[buckets[first:end]].tolist():
             # -1 ends the chain.
-            while entry >= 0:
+            for _ in range(_CHAIN):
+                if entry < 0:
+                    break
                 candidates.add(int(documents[entry]))
                 entry = int(before[entry])
         # Signatures are 512 bytes, texts may be megabytes: few texts are read.
@@ -192,7 +198,10 @@ def _similar(signatures: Signatures, document: int, others: Sequence[int], least
     """Returns the documents whose estimated Jaccard index is high enough, the first ones first."""
     # The share of places that agree has the Jaccard index as its mean, and a deviation of sqrt(J (1 - J) / 128).
     agree = (signatures.of(others) == signatures.of([document])).mean(1)
-    return [other for other, estimate in zip(others, agree.tolist(), strict=True) if estimate >= least]
+    near = [(estimate, other) for other, estimate in zip(others, agree.tolist(), strict=True) if estimate >= least]
+    # The highest first where there are too many; of equal ones the first in the text.
+    chosen = sorted(near, key=lambda each: (-each[0], each[1]))[:_EXACT]
+    return sorted(other for _, other in chosen)
 
 
 def _jaccard(one: frozenset[str], other: frozenset[str]) -> float:

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypedDict, cast
@@ -207,20 +207,20 @@ class _Writer:
                 self._copy(entry, files, before, numbers)
             # Only text in tables has ids.
             if IDS in files:
-                self._add_ids(files[IDS].rest(), before[0])
+                self._add_ids(files[IDS].lines(), before[0])
             self.unigrams += np.frombuffer(files["unigrams.bin"].rest(), "<i8")
             for name in ("tokens.bin", "ends.bin", "borders.bin"):
                 files[name].rest()
         self.unknown.merge(index["unknown"])
 
-    def _add_ids(self, lines: bytes, before: int) -> None:
+    def _add_ids(self, lines: Iterable[bytes], before: int) -> None:
         """Adds the ids of a part's documents. before: the sentences in front of the part."""
         if self.ids is None:
             self.ids = HashingWriter(self.folder / IDS)
         # Counted from the part's beginning, as its borders.
-        for line in lines.decode("utf-8").split("\n")[:-1]:
-            sentence, _, name = line.partition("\t")
-            self.ids.write(f"{int(sentence) + before}\t{name}\n".encode())
+        for line in lines:
+            sentence, _, name = line.partition(b"\t")
+            self.ids.write(b"%d\t%b" % (int(sentence) + before, name))
             self.id_count += 1
 
     def _numbers(self, words: bytes) -> I64:

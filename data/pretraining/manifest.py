@@ -94,7 +94,6 @@ def read_manifest(folder: Path, shards: str) -> dict[str, Any] | None:
 
 def merged(parts: Sequence[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[str, int]]:
     """Returns the counts of several parts together, the largest first."""
-    # A value that one part has counted among all others stays there.
     counts: dict[str, Counter[str]] = {}
     for part in parts:
         for name, values in part.items():

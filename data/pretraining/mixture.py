@@ -23,13 +23,11 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch
-from contexture.data.mixed_paths import MixedPath
+from contexture.data.mixed_paths import CYCLE, MixedPath
 from contexture.data.pretraining.sequence_batches import SequenceBatches
 from contexture.data.pretraining.shards import Shards, prepared_at
 from contexture.data.tokenizers.base import Tokenizer
 
-CYCLE = 1 << 16
-"""Sequences in which each source has its share, to one of them."""
 _KEPT = 2
 """Cycles that are kept: a batch, or those who read ahead, may be in two."""
 
@@ -149,10 +147,12 @@ def open_mixture(paths: Sequence[MixedPath], folder: Path, cache_gb: float = Dat
     Raises: as `Shards.open`; DataError as `MixedShards`.
     """
     # Only what was not prepared is in the run's own folder.
-    sources = [
-        MixedSource(each.name, each.weight, Shards.open(prepared_at([each.path]) or folder / each.name, cache_gb))
-        for each in paths
-    ]
+    sources: list[MixedSource] = []
+    for each in paths:
+        place = prepared_at([each.path]) or folder / each.name
+        if not place.exists():
+            raise DataError(f"{each.path}: prepared text of the mixture is not there any more; put it back")
+        sources.append(MixedSource(each.name, each.weight, Shards.open(place, cache_gb)))
     return MixedShards(folder, sources)
 
 

@@ -256,7 +256,7 @@ class _PartWriter:
         source, before = self.job.open(span), (self.tokens, self.sentences, self.documents)
         # A source of another span has facts of its own.
         unknown = self._unknown_tokens()
-        self.facts, self._begin = RowFacts(), self.sentences
+        self.facts, self._begin = RowFacts(self.config.text_column), self.sentences
         if isinstance(source, TextFile):
             source = dataclasses.replace(source, facts=self.facts)
         first = source.span[0] if isinstance(source, TextFile) else None

@@ -82,12 +82,15 @@ class Columnar:
         """Returns the names of the columns. Raises: DataError for a damaged file."""
         return tuple(self._schema().names)
 
-    def rows(self, columns: Sequence[str] | None = None) -> Iterator[tuple[int, Mapping[str, object]]]:
+    def rows(
+        self, columns: Sequence[str] | None = None, optional: Sequence[str] = ()
+    ) -> Iterator[tuple[int, Mapping[str, object]]]:
         """Yields (number, {column: value}). A class label of `datasets` is its name, None for class -1, which marks an
         unknown label. Cells are converted as they are asked for.
 
         Args:
             columns: the columns to read; None: all.
+            optional: of these, the ones that are missing where their values are damaged.
 
         Raises:
             DataError: for a damaged file, and files whose columns differ; from a row, for a value that is no string,
@@ -99,7 +102,7 @@ class Columnar:
         features = self._features(schema)
         number = 0
         for file in files_of(self.path):
-            for batch in _batches(file, schema.names, columns):
+            for batch in _batches(file, schema.names, columns, optional):
                 readers = {name: _Cells(batch.column(name), features.get(name)) for name in columns}
                 for place in range(batch.num_rows):
                     yield number, _Row(f"{self.path}:{number}", readers, place)
@@ -121,8 +124,10 @@ class Columnar:
             near = near or next((f" (did you mean {name}?)" for name in names if name.lower() == column.lower()), "")
             mend = "rename the text's, or name it (--data.text-column)"
             raise DataError(f"{self.path}: no column {column!r}{near}; the columns are {columns}; {mend}")
-        read = dict.fromkeys((column, *(name for name in others if name in names)))
-        for number, row in self.rows(tuple(read)):
+        # Of a data set of several files, what all of them have.
+        everywhere = set(names).intersection(*(_names_of(file) for file in files_of(self.path)[1:]))
+        optional = [name for name in dict.fromkeys(others) if name in everywhere and name != column]
+        for number, row in self.rows((column, *optional), optional):
             text = row[column]
             if not isinstance(text, str):
                 raise DataError(f"{self.path}:{number}: no string in column {column!r}; leave such rows out")
@@ -287,8 +292,10 @@ def _class_name(value: int, names: list[object]) -> str | None:
     return str(names[value])
 
 
-def _batches(file: Path, names: Sequence[str], columns: Sequence[str]) -> Iterator[Any]:
+def _batches(file: Path, names: Sequence[str], columns: Sequence[str], optional: Sequence[str]) -> Iterator[Any]:
     """Yields record batches of at most _AT_ONCE rows, checked as a whole: a damaged file would else crash pyarrow."""
+    import pyarrow as pa
+
     with _opened(file, columns) as reader:
         # Parquet's reader has the one name, the readers of IPC the other.
         schema = reader.schema_arrow if hasattr(reader, "schema_arrow") else None
@@ -303,10 +310,22 @@ def _batches(file: Path, names: Sequence[str], columns: Sequence[str]) -> Iterat
                 batch = next(batches, None)
                 if batch is None:
                     return
+                for name in optional:
+                    try:
+                        batch.column(name).validate(full=True)
+                    except pa.ArrowInvalid:
+                        # Nobody has asked for them: the text beside them is sound.
+                        nothing = pa.nulls(batch.num_rows, batch.column(name).type)
+                        batch = batch.set_column(batch.schema.get_field_index(name), name, nothing)
                 batch.validate(full=True)
             # A batch of IPC is as large as it was written.
             for first in range(0, batch.num_rows, _AT_ONCE):
                 yield batch.slice(first, _AT_ONCE)
+
+
+def _names_of(file: Path) -> list[str]:
+    with _opened(file) as reader:
+        return _schema_of(reader).names
 
 
 def _messages(reader: Any) -> Iterator[Any]:

@@ -13,13 +13,14 @@ from contexture.data.errors import DataError
 from contexture.data.plain_files import WHOLE, Seen, Span, open_stream
 from contexture.data.text.lines import LONGEST_DOCUMENT, lines
 
-END = b"</doc>\n"
+END = b"\n</doc>\n"
 """The last line of an article. Within one, < is written &lt;."""
 BLOCKS = ".wiki"
 """Stands for the suffix that files of blocks lack."""
 _NAME = re.compile(r"wiki_[0-9]+(\.(bz2|gz|xz|zst))?")
-_BEGIN = re.compile(r"<doc (?P<fields>[^>]*)>\s*")
-_FIELD = re.compile(r'(\w+)="([^"]*)"')
+_BEGIN = re.compile(r"<doc (?P<fields>.*)>\s*")
+# A title may hold quotes: a field ends where another one begins, or the tag ends.
+_FIELD = re.compile(r'(\w+)="(.*?)"(?=\s+\w+="|\s*$)')
 
 
 class Article(NamedTuple):

@@ -43,7 +43,8 @@ def test_parts_and_their_join_are_the_whole(tmp_path, text):
     options = ["--duplicates", "documents", "--documents", "blank_lines"]
     done("clean", "--input", text, "--to", tmp_path / "whole", *options)
     for part in (1, 0):
-        printed = json_of("clean", "--input", text, "--to", tmp_path / "out", *options, "--part", f"{part}/2")
+        # With a slash at the end, as shells complete a folder: parts lie beside it.
+        printed = json_of("clean", "--input", text, "--to", f"{tmp_path / 'out'}/", *options, "--part", f"{part}/2")
     assert printed["part"].endswith("out.parts/part-00000-of-00002")
     done("clean", "--to", tmp_path / "out", "--join")
     for file in ("report.json", "text-00000.jsonl"):

@@ -54,7 +54,12 @@ def test_a_column_says_the_language_in_any_table(tmp_path):
         ("a.txt", "eng", "", r"languages=eng: none of the 176 languages that are told apart \(did you mean en\?\)"),
         ("a.txt", "en", "lang", "a.txt: language-column=lang is for tables, like"),
         ("a.jsonl", "en", "lamg", r'a.jsonl:1: no "lamg" that is a string \(did you mean lang\?\)'),
-        ("c.parquet", "en", "lamg", 'c.parquet:0: no "lamg" that is a string; name another column'),
+        (
+            "c.parquet",
+            "en",
+            "lamg",
+            r'c.parquet:0: no "lamg" that is a string \(did you mean lang\?\); name another column',
+        ),
         ("d.parquet", "en", "lang", 'd.parquet:0: no "lang" that is a string; name another column'),
         ("e.parquet", "en", "", "e.parquet: no column 'text'"),
     ],

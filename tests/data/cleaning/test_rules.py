@@ -1,13 +1,14 @@
 """The rules of C4 and Gopher are those of their papers, and the bytes they take are the bytes that go."""
 
 import random
+import unicodedata
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contexture.data.cleaning import c4, gopher
-from contexture.data.cleaning.rules import C4_RULES, GOPHER_RULES, lines_of, size, without
+from contexture.data.cleaning.rules import C4_RULES, GOPHER_RULES, lines_of, size, without, words_of
 from contexture.data.text.lines import sentences
 from tests.helpers.slow_cleaning import c4_left, gopher_refuses
 
@@ -163,3 +164,20 @@ def test_lines_that_go_take_their_bytes_with_them(text: str, seed: int):
     # Where the end goes, no line end is left there.
     last = bool(gone) and gone[-1] == len(lines) - 1
     assert left == (kept.removesuffix("\n").removesuffix("\r") if last else kept)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("वाक्य है, जो बहुत!", ["वाक्य", "है", "जो", "बहुत"]),
+        ("nai\u0308ve Na\u00efve", ["na\u00efve", "na\u00efve"]),
+        ("ภาษาไทย", ["ภาษาไทย"]),
+        ("שָׁלוֹם עולם", ["שָׁלוֹם", "עולם"]),
+        ("他来了 42 cats", ["他", "来", "了", "42", "cats"]),
+        ("snake_case don't", ["snake", "case", "don", "t"]),
+    ],
+)
+def test_words_keep_the_marks_of_their_letters(text: str, words: list[str]):
+    assert [unicodedata.normalize("NFC", word) for word in words_of(text)] == [
+        unicodedata.normalize("NFC", word) for word in words
+    ]

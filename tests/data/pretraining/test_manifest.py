@@ -7,11 +7,11 @@ import pytest
 
 from contexture.data.config import DataConfig, Stream
 from contexture.data.errors import DataError
-from contexture.data.pretraining.manifest import IDS, MANIFEST, read_manifest, versions
+from contexture.data.pretraining.manifest import IDS, MANIFEST, merged, read_manifest, versions
 from contexture.data.pretraining.shards import Shards
 from contexture.data.pretraining.tokenize_corpus import prepare
 from contexture.data.text import row_facts
-from contexture.data.text.row_facts import RowFacts, add
+from contexture.data.text.row_facts import RowFacts
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.word_level import Words
 from contexture.data.tokenizers.wordpiece import WordPiece
@@ -105,13 +105,27 @@ def test_a_manifest_of_other_shards_is_refused(tmp_path: Path):
 
 
 def test_too_many_values_are_counted_together(monkeypatch: pytest.MonkeyPatch):
+    """All of them, so that counts do not depend on the parts that they are summed over."""
     monkeypatch.setattr(row_facts, "_MOST", 2)
-    facts = RowFacts()
-    for value in ("a", "b", "c", "a", "d"):
-        facts.end({"source": value, "language": True, "id": None})
-    assert facts.counts == {"source": {"a": 2, "b": 1, "others": 2}} and list(facts.ids) == [""] * 5
-    add(facts.counts["source"], "e", 3)
-    assert facts.counts["source"]["others"] == 5
+    values = ["a", "b", "c", "a", "d"]
+    for borders in ([5], [2, 5], [1, 2, 3, 4, 5], [3, 5]):
+        parts = []
+        for first, end in zip([0, *borders], borders, strict=False):
+            facts = RowFacts()
+            for value in values[first:end]:
+                facts.end({"source": value, "language": True, "id": None})
+            parts.append(facts.counts)
+        assert merged(parts) == {"source": {"": 5}}
+    assert merged([{"source": {"a": 1}}, {"source": {"b": 2, "a": 2}}]) == {"source": {"a": 3, "b": 2}}
+
+
+@pytest.mark.parametrize("column", ["source", "lang", "id", "url"])
+def test_the_column_of_the_text_says_nothing_of_it(tmp_path: Path, column: str):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({column: f"w5 w6.\nw7 {n}."}) + "\n" for n in range(5)))
+    config = DataConfig(path=(str(tmp_path / "a.jsonl"),), text_column=column)
+    shards = prepare(config, PIECES, tmp_path / "s")
+    manifest = read_manifest(tmp_path / "s", shards.fingerprint)
+    assert manifest is not None and manifest["sources"][0]["counts"] == {} and not (tmp_path / "s" / IDS).exists()
 
 
 def test_the_command_of_shards_is_that_of_one_process(tmp_path: Path):

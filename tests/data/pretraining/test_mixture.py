@@ -180,6 +180,11 @@ def test_sources_of_two_vocabularies_are_refused(folder: Path, tmp_path: Path):
         (("a=-1:x",), "'-1' is no positive number"),
         (("a=:x",), "'' is no positive number"),
         (("..=1:x",), "'..' is no name of letters and digits"),
+        (
+            ("a=1:x", "b=1e-9:y"),
+            "data.path=b=…: its share of the weights, 1.0e-09, is less than one of 65,536",
+        ),
+        (("a=1e308:x", "b=1e308:y"), "its share of the weights, 0.0e+00, is less than one of"),
         (("a=1:x", "a=2:y"), "data.path names 'a' twice; give each source a name of its own"),
     ],
 )

@@ -323,6 +323,16 @@ def test_text_is_the_column_text(tmp_path: Path, table: dict[str, Any], message:
         list(texts(expand(write(pa.table(table), tmp_path / "a.parquet"))))
 
 
+def test_a_damaged_column_that_nobody_asked_for_costs_no_text(tmp_path: Path):
+    bad = pa.array([b"\xff\xfe", b"fine"], pa.binary()).view(pa.string())
+    write(pa.table({"text": ["a", "b"], "url": bad, "id": [7, 8]}), tmp_path / "a.parquet")
+    rows = list(Columnar(tmp_path / "a.parquet").texts(others=("url", "id", "lang")))
+    assert [(text, row["id"], row["url"]) for _, text, row in rows] == [("a", 7, None), ("b", 8, None)]
+    # One that is asked for is an error.
+    with pytest.raises(DataError, match=r"a\.parquet: damaged"):
+        list(Columnar(tmp_path / "a.parquet").texts(column="url"))
+
+
 TOKENIZER = learn_wordpiece(["the cat sat. it slept."], 40, True)
 
 

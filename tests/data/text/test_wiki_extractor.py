@@ -18,7 +18,7 @@ ARTICLES = [
     ("12", "A & B", "First sentence. Second < third.\n\nA paragraph after an empty line."),
     ("13", "C", "Only one line."),
     ("14", "Empty", ""),
-    ("15", "D", "One more.\nAnd its last."),
+    ("15", 'A "D" > "E"', "One more.\nAnd its last."),
 ]
 
 
@@ -60,6 +60,14 @@ def test_a_folder_of_one_letter_pair_and_a_file_are_read_too(tmp_path: Path):
 def test_articles_keep_their_ids_and_lines(tmp_path: Path):
     file = wiki(tmp_path / "wiki") / "AA" / "wiki_00"
     assert [(each.id, each.line) for each in wiki_extractor.articles(file)] == [("12", 1), ("13", 9)]
+
+
+def test_titles_with_quotes_are_titles(tmp_path: Path):
+    """As WikiExtractor writes them: without escapes."""
+    (tmp_path / "wiki_00").write_text(
+        '<doc id="7" url="u" title="Say "hi" > now">\nSay "hi" > now\n\nText.\n\n</doc>\n'
+    )
+    assert [(each.id, each.text) for each in wiki_extractor.articles(tmp_path / "wiki_00")] == [("7", "Text.")]
 
 
 def test_a_cut_falls_between_articles(tmp_path: Path):

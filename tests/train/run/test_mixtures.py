@@ -10,6 +10,7 @@ import pytest
 import contexture
 from contexture.cli import main as cli
 from contexture.data.mixed_paths import mixture_of
+from contexture.data.pretraining import tokenize_corpus
 from contexture.data.pretraining.mixture import MixedHeldOut, open_mixture
 from contexture.train import mesh as meshes
 from contexture.train.evaluation.evaluate import evaluate
@@ -111,6 +112,7 @@ def test_a_run_keeps_to_the_mixture_that_it_was_started_with(
         ),
         (["a=1:{0}/ready", "{0}/raw.txt"], "raw.txt has no weight, and another source has one; give each source as"),
         (["a=1:{0}/picture.txt"], "picture.txt:1: not UTF-8"),
+        (["a=1:{0}/raw.txt", "b=1:{0}/raw.txt"], "raw.txt: two sources of the mixture hold this file; give it to one"),
     ],
 )
 def test_mistakes_in_a_mixture_are_one_line(
@@ -131,3 +133,56 @@ def test_a_vocabulary_is_learned_on_all_texts_of_a_mixture(sources: Path, tmp_pa
     assert cli.main([*map(str, words)]) == 130
     known = json.dumps((tmp_path / "run" / "tokenizer").joinpath("encoder.json").read_text())
     assert "zyx" in known and "river" in known
+
+
+def test_a_mixture_that_was_stopped_between_two_texts_keeps_its_vocabulary(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_only: None
+):
+    (tmp_path / "b.txt").write_text("zyx zyx.\nzyx qqq.\n\n" * 40)
+    paths = [f"a=3:{sources / 'raw.txt'}", f"b=1:{tmp_path / 'b.txt'}"]
+    words = [*map(str, ["pretrain", "bert.tiny", *TINY, "--data.path", *paths, "--dir"])]
+    made = tokenize_corpus.prepare
+
+    def stopped(config, tokenizer, to, *more, **options):
+        if Path(to).name == "b":
+            raise KeyboardInterrupt
+        return made(config, tokenizer, to, *more, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tokenize_corpus, "prepare", stopped)
+        assert cli.main([*words, str(tmp_path / "run")]) == 130
+    assert [each.name for each in (tmp_path / "run" / "data").iterdir()] == ["a"]
+    for name in ("run", "whole"):
+        assert cli.main([*words, str(tmp_path / name)]) == 130
+    facts = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("run", "whole")]
+    assert facts[0]["data"] == facts[1]["data"] and facts[0]["tokenizer"] == facts[1]["tokenizer"]
+
+
+def test_tables_and_plain_text_may_be_mixed(sources: Path, tmp_path: Path, start_only: None):
+    """The column is that of tables alone."""
+    rows = (sources / "raw.txt").read_text().split("\n\n")
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"body": row}) + "\n" for row in rows))
+    paths = [f"t=1:{tmp_path / 't.jsonl'}", f"p=1:{sources / 'raw.txt'}", f"r=1:{sources / 'ready'}"]
+    words = [
+        "pretrain",
+        "bert.tiny",
+        *TINY,
+        "--data.path",
+        *paths,
+        "--data.text-column",
+        "body",
+        "--dir",
+        tmp_path / "r",
+    ]
+    assert cli.main([*map(str, words)]) == 130
+
+
+@pytest.mark.parametrize("mixed_paths", [True, False])
+def test_text_of_another_vocabulary_than_that_of_init_is_refused(
+    sources: Path, tmp_path: Path, tiny_run: Path, capsys: pytest.CaptureFixture[str], mixed_paths: bool
+):
+    """Else its embeddings would stand for other tokens."""
+    paths = [f"a=1:{sources / 'ready'}"] if mixed_paths else [sources / "ready"]
+    words = ["pretrain", "bert.tiny", *TINY, "--data.path", *paths, "--init.run", tiny_run, "--dir", tmp_path / "r"]
+    code, printed = run_command(capsys, *words)
+    assert code == 2 and f"{tiny_run} has another vocabulary than the text was tokenised with; prepare the" in printed
