@@ -94,6 +94,7 @@ bench: $(PARITY)
 	$(BIN)/python benchmarks/writing.py --lines 1
 	$(BIN)/python benchmarks/writing.py --lines 16
 	$(BIN)/python benchmarks/calls.py
+	$(BIN)/python benchmarks/preparation.py --family bert
 	$(BIN)/python benchmarks/short_texts.py --what finetune --warmup 32 --rounds 3
 	$(BIN)/python benchmarks/short_texts.py --what predict --rounds 3
 	$(BIN)/python benchmarks/short_texts.py --what embed --rounds 3
