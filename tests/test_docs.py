@@ -29,7 +29,8 @@ PAGES = [
 NAMES = [page.relative_to(ROOT).as_posix() for page in PAGES]
 EVERYWHERE = {"--help", "--json", "--debug", "--version"}
 OF_OTHERS = {
-    *("--steps", "--rounds", "--lines", "--size", "--texts", "--dtype", "--family", "--megabytes"),  # scripts in benchmarks/
+    *("--steps", "--rounds", "--lines", "--size", "--texts", "--dtype"),  # scripts in benchmarks/
+    *("--family", "--megabytes"),
     *("--target", "--gpus", "--rm", "--privileged", "--network"),  # docker
     *("--logdir", "--private"),  # tensorboard, hf
     *("--gpus-per", "--gpus-per-task", "--ntasks-per", "--cpus-per"),  # slurm (cut before `-node=8`, `-task=1`)
