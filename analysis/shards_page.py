@@ -99,8 +99,8 @@ def _counts(sources: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
             for value, count in values.items():
                 of = total.setdefault(name, {})
                 of[value] = of.get(value, 0) + count
-    # The largest first. Those that were too many to tell apart have no name.
-    named = {name: {value or "too many to tell apart": n for value, n in of.items()} for name, of in total.items()}
+    # The largest first. Too many distinct values are counted under an empty name.
+    named = {name: {value or "too many distinct values": n for value, n in of.items()} for name, of in total.items()}
     return {name: dict(sorted(of.items(), key=lambda item: (-item[1], item[0]))) for name, of in named.items()}
 
 

@@ -458,9 +458,9 @@ def _check_mixture(run: Run, paths: Sequence[str], directory: Path) -> None:
         if record_files([path], "data.path"):
             raise DataError(f"{path}: TFRecords, of which no mixture is made; give text, or prepared text")
         if not prepared_at([path]):
-            found = present(path)
-            texts += found
-            tables = tables or any(source.has_rows for source in found)
+            sources = present(path)
+            texts += sources
+            tables = tables or any(source.has_rows for source in sources)
         check_text(_of_source(run, path), directory)
     if twice := shared(texts):
         raise DataError(f"{twice}: two sources of the mixture hold this {twice.kind}; give it to one")

@@ -7,7 +7,7 @@ from typing import Any
 from contexture.data.errors import DataError, did_you_mean
 
 READ = 2000
-"""Characters at the beginning of a document by which its language is told."""
+"""Characters at the beginning of a document that its language is identified from."""
 
 
 class Languages:
@@ -32,7 +32,7 @@ class Languages:
         for language in languages:
             if language not in known:
                 raise DataError(
-                    f"languages={language}: none of the {len(known)} languages that are told apart"
+                    f"languages={language}: none of the {len(known)} languages that are identified"
                     f"{did_you_mean(language, known)}; give codes of ISO 639, like en, de or zh"
                 )
 

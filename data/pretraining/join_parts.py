@@ -77,7 +77,7 @@ class PartEntry(TypedDict):
     sentences: int
     documents: int
     whole: int
-    """The documents that the source itself tells apart: long ones are cut."""
+    """The documents that the source itself has: long ones are cut."""
     unknown: int
     """Tokens that stand for what the vocabulary lacks."""
     counts: dict[str, dict[str, int]]
@@ -184,7 +184,7 @@ class _Writer:
         self._windows = job["stream"] == "windows"
         self._first = self._whole = 0
         self._pieces: list[str] = []
-        """Of the present source: its first sentence, the documents that it tells apart, the digests of its bytes."""
+        """Of the present source: its first sentence, the documents that it has, the digests of its bytes."""
         self._entries: list[PartEntry] = []
         """What the parts say of the present source, for the manifest."""
         self.facts: list[SourceFacts] = []
@@ -289,7 +289,7 @@ class _Writer:
 
         Args:
             first: the source's first sentence.
-            whole: how many documents the source itself tells apart.
+            whole: how many documents the source itself has.
             split: the split that the source was given for.
         """
         # A share is held out of text to train on alone.

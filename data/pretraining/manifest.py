@@ -51,13 +51,13 @@ class SourceFacts(TypedDict):
 def versions() -> dict[str, str]:
     """Returns the versions of the libraries that decide what tokens there are."""
     # Of what is installed: not every vocabulary needs each of them.
-    found: dict[str, str] = {}
+    installed: dict[str, str] = {}
     for name in LIBRARIES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:

@@ -373,7 +373,7 @@ class _PartWriter:
             self.ends.add(*ends)
 
     def _add_sentences(self, source: Source, read: Callable[[bytes], None], seen: Callable[[], None]) -> int:
-        """Writes sentences → how many documents the source itself tells apart."""
+        """Writes sentences → how many documents the source itself has."""
         whole = 0
         first_sentence, first_token = self.sentences, self.tokens  # of the document being written
         fresh = True

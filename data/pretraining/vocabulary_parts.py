@@ -68,7 +68,7 @@ def _read(folder: Path, job: Mapping[str, object] | None) -> dict[str, Any]:
 
 def texts_of(kind: str, sources: Sequence[Source], documents: str) -> Iterator[str]:
     """Yields the text that a vocabulary of a kind is learned on: lines for WordPiece and words, else whole documents,
-    whose line ends are tokens too. documents: how they are told apart (`data.documents`)."""
+    whose line ends are tokens too. documents: what a document is (`data.documents`)."""
     return texts(sources) if kind in (WordPiece.kind, Words.kind) else whole_texts(sources, documents)
 
 

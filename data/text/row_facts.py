@@ -12,7 +12,7 @@ COUNTED = {"language": ("language", "lang"), "source": ("subset", "source")}
 """What documents are counted by: the fields that may say it, the first of them that a row has."""
 FIELDS = (*IDS, *(name for names in COUNTED.values() for name in names))
 _MOST, _LONGEST = 1000, 200
-"""Values that are told apart, and letters of one; of an id five times as many."""
+"""The most distinct values that are counted, and the most letters of one; of an id five times as many."""
 
 
 class RowFacts:
@@ -51,8 +51,8 @@ def first_of(record: Mapping[str, object], names: Sequence[str], column: str = "
 
 
 def add(counts: "Counter[str]", value: str, count: int) -> None:
-    """Adds to a count. Values that are too many to tell apart are counted together, as "": then none is told apart,
-    so that a sum of parts does not depend on what the parts are."""
+    """Adds to a count. Where there are too many distinct values, all are counted together, as "", so that a
+    sum of parts does not depend on what the parts are."""
     counts[value] += count
     if len(counts) > _MOST or ("" in counts and len(counts) > 1):
         total = counts.total()

