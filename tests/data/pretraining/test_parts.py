@@ -270,14 +270,14 @@ def test_a_killed_preparation_goes_on_with_the_parts_that_are_done(tmp_path, mon
 def test_workers_make_the_shards_that_one_process_makes(tmp_path, stream):
     (tmp_path / "a.txt").write_text("w5 w6.\nw7 w8 w9.\n\n" * 60)
     config, tally = DataConfig(path=(str(tmp_path / "a.txt"),)), Tally(0)
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     prepare(config, tokenizer_of(stream), tmp_path / "one", stream=stream)
     job = job_of(config, tokenizer_of(stream), stream)
-    prepare_job(job, tmp_path / "two", lambda *at: told.append(at), 2, tally)
+    prepare_job(job, tmp_path / "two", lambda *at: reported.append(at), 2, tally)
     assert content(tmp_path / "one") == content(tmp_path / "two")
     split = Shards.open(tmp_path / "two").splits["train"]
     size = (tmp_path / "a.txt").stat().st_size
-    assert told[-1] == (size, size) and (tally.documents, tally.tokens) == (split.documents, split.tokens)
+    assert reported[-1] == (size, size) and (tally.documents, tally.tokens) == (split.documents, split.tokens)
 
 
 def test_a_fault_that_a_worker_meets_is_one_line(tmp_path):
@@ -457,8 +457,8 @@ def test_a_text_without_empty_lines_is_one_part(tmp_path, monkeypatch):
 
 def test_all_documents_of_a_part_are_counted(tmp_path):
     (tmp_path / "a.txt").write_text("w5 w6.\nw7.\n\n" * 3 + "w5.\nw6.")
-    job, told = job_of(DataConfig(path=(str(tmp_path / "a.txt"),)), PIECES, "sentence_pairs"), Tally(1000)
-    tokenize_part(job, tmp_path / "parts", 0, 1, told.add)
+    job, reported = job_of(DataConfig(path=(str(tmp_path / "a.txt"),)), PIECES, "sentence_pairs"), Tally(1000)
+    tokenize_part(job, tmp_path / "parts", 0, 1, reported.add)
     again = Tally(1000)
     tokenize_part(job, tmp_path / "parts", 0, 1, again.add)
-    assert told.documents == again.documents == 4 and told.tokens == again.tokens > 0
+    assert reported.documents == again.documents == 4 and reported.tokens == again.tokens > 0

@@ -107,18 +107,18 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
 @pytest.mark.parametrize(("at_once", "most"), [(0, 20), (1, 1), (3, 3)])
 def test_tasks_make_the_shards_that_one_process_makes(tmp_path, ray, at_once, most):
     (tmp_path / "a.txt").write_text("w5 w6.\nw7 w8 w9.\n\n" * 55)
-    config, told = DataConfig(path=(str(tmp_path / "a.txt"),)), list[tuple[int, int]]()
+    config, reported = DataConfig(path=(str(tmp_path / "a.txt"),)), list[tuple[int, int]]()
     prepare(config, PIECES, tmp_path / "one")
     handler = signal.getsignal(signal.SIGTERM)
     with ray_cluster(at_once) as cluster:
         assert signal.getsignal(signal.SIGTERM) is handler and os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
-        prepare(config, PIECES, tmp_path / "s", lambda *at: told.append(at), workers=cluster)
+        prepare(config, PIECES, tmp_path / "s", lambda *at: reported.append(at), workers=cluster)
     assert content(tmp_path / "s") == content(tmp_path / "one")
     assert ray.most == most and ray.calls == ["init auto", "shutdown"]
     # A killed node's parts are made again by others.
     assert ray.options["max_retries"] > 1 and ray.options["num_cpus"] == 1
     size = (tmp_path / "a.txt").stat().st_size
-    assert told[-1] == (size, size) and sorted(told) == told
+    assert reported[-1] == (size, size) and sorted(reported) == reported
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.txt", "one", "s"]
 
 

@@ -90,13 +90,13 @@ def test_every_part_counts_words_of_a_large_file(tmp_path: Path):
     """Else the law above could hold though one part did all the work."""
     (tmp_path / "a.txt").write_text("".join(f"line {number} of many\n" for number in range(200)))
     counting = counting_of("wordpiece", (str(tmp_path / "a.txt"),))
-    told: list[int] = []
+    reported: list[int] = []
     for part in range(7):
-        count_part(counting, tmp_path / "parts", part, 7, lambda read, *_: told.append(read))
+        count_part(counting, tmp_path / "parts", part, 7, lambda read, *_: reported.append(read))
         text = (tmp_path / "parts" / f"part-{part:05d}-of-00007" / "counts.txt").read_text()
         # Each number is in one part alone.
         assert 20 < sum("0123456789".find(line[0]) >= 0 for line in text.splitlines()) < 40
-    assert sum(told) == (tmp_path / "a.txt").stat().st_size
+    assert sum(reported) == (tmp_path / "a.txt").stat().st_size
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe"])

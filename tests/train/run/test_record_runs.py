@@ -41,8 +41,8 @@ def test_a_bert_is_trained_and_measured_on_records(records: Path, tmp_path: Path
     shutil.copytree(records, own)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     few = ["--data.path", own, "--steps", 4, "--save.every", 2, "--log.every", 1, "--optim.warmup", 1]
-    code, told = run_command(capsys, *pretrain(*few, "--dir", whole))
-    assert code == 0 and "held-out records may be those to train on with other masks" in told
+    code, printed = run_command(capsys, *pretrain(*few, "--dir", whole))
+    assert code == 0 and "held-out records may be those to train on with other masks" in printed
     done(*pretrain(*few, "--dir", parts))
     shutil.rmtree(parts / "checkpoints" / "4")
     shutil.rmtree(own)
@@ -73,11 +73,11 @@ def test_a_start_keeps_to_what_the_run_was_started_with(
             "the records were read with another vocabulary",
         ),
     ):
-        code, told = run_command(capsys, *pretrain(*words, "--dir", run))
-        assert code == 2 and re.search(line, told.splitlines()[-1]), told
+        code, printed = run_command(capsys, *pretrain(*words, "--dir", run))
+        assert code == 2 and re.search(line, printed.splitlines()[-1]), printed
     assert cli.main(pretrain("--data.path", text_folder, "--dir", tmp_path / "text")) == 130
-    code, told = run_command(capsys, *pretrain("--data.path", records, "--dir", tmp_path / "text"))
-    assert code == 2 and "was started with text, not with TFRecords; give the text, or another --dir" in told
+    code, printed = run_command(capsys, *pretrain("--data.path", records, "--dir", tmp_path / "text"))
+    assert code == 2 and "was started with text, not with TFRecords; give the text, or another --dir" in printed
 
 
 def _other(folder: Path) -> Path:
@@ -108,15 +108,15 @@ def test_mistakes_of_a_training_on_records_are_one_line(
         (("--data.path", records, "--data.length", 31), "record 1 has 32 tokens, more than 31; give --data.length 32"),
         (("--data.path", records, "--data.max-predictions", 4), "5 predictions, more than 4; give --data.max-predict"),
     ):
-        code, told = run_command(capsys, *pretrain(*words, "--dir", tmp_path / "run"))
-        assert code == 2 and re.search(line, told.splitlines()[-1]), told
+        code, printed = run_command(capsys, *pretrain(*words, "--dir", tmp_path / "run"))
+        assert code == 2 and re.search(line, printed.splitlines()[-1]), printed
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
     for recipe, words, line in (
         ("gpt.tiny", ("--data.path", file), "TFRecords of create_pretraining_data.py are for a BERT, not for a GPT"),
         ("bert.tiny", ("--data.path", file, "--data.dev", text_folder), "data.path names TFRecords, and data.dev text"),
     ):
-        code, told = run_command(capsys, "pretrain", recipe, *words, "--dir", tmp_path / "run")
-        assert code == 2 and line in told and not (tmp_path / "run").exists(), told
+        code, printed = run_command(capsys, "pretrain", recipe, *words, "--dir", tmp_path / "run")
+        assert code == 2 and line in printed and not (tmp_path / "run").exists(), printed
 
 
 @pytest.mark.parametrize(
@@ -137,13 +137,15 @@ def test_mistakes_of_a_training_on_records_are_one_line(
 def test_options_of_records_and_of_shards_are_told_apart(
     words: list, line: str, text_folder: Path, tmp_path: Path, capsys
 ):
-    code, told = run_command(capsys, "prepare", "bert.tiny", "--input", text_folder, "--to", tmp_path / "to", *words)
-    assert code == 2 and line in told, told
+    code, printed = run_command(capsys, "prepare", "bert.tiny", "--input", text_folder, "--to", tmp_path / "to", *words)
+    assert code == 2 and line in printed, printed
 
 
 @pytest.mark.parametrize("recipe", ["gpt.tiny", *long("elmo.tiny")])
 def test_records_are_written_for_a_bert_alone(recipe: str, text_folder: Path, tmp_path: Path, capsys):
-    code, told = run_command(
+    code, printed = run_command(
         capsys, "prepare", recipe, "--input", text_folder, "--to", tmp_path / "to", "--as", "google-tfrecord"
     )
-    assert code == 2 and "--as google-tfrecord is for a BERT's pairs, not for " in told and "; leave it out" in told
+    assert (
+        code == 2 and "--as google-tfrecord is for a BERT's pairs, not for " in printed and "; leave it out" in printed
+    )
