@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
-from contexture.analysis.html_page import html_figure, html_page, html_table
+from contexture.analysis.pages.html_page import html_figure, html_page, html_table
 from contexture.data.storage import atomic_file
 from contexture.train.errors import ConfigError
 from contexture.train.metric_directions import BETTER, rank

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from contexture.analysis.html_page import html_figure, html_page, html_table
+from contexture.analysis.pages.html_page import html_figure, html_page, html_table
 from contexture.data.pretraining.manifest import read_manifest
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import atomic_file

@@ -265,7 +265,7 @@ def _of_cleaned(to: str, report: join_cleaned.Report) -> TwofoldResult:
     result = {"cleaned": to, **numbers}
     # A person reads of the rules that took something; all are in the JSON.
     took = [row for row in rules if row["bytes"] or row["documents"]]
-    shown = {**result, "rules": took, "examples": f"{to}/{join_cleaned.REPORT}"}
+    shown = {**result, "rules": took, "examples": str(Path(to) / join_cleaned.REPORT)}
     return TwofoldResult({**result, "rules": rules}, shown)
 
 
