@@ -80,6 +80,15 @@ _SCOPES: dict[str, _Scope] = {
             lambda run: _is_task(run) or not run.text.continues_rows,
         ),
     ),
+    "data.span_boundary": _Scope(
+        "pretraining a BERT with --data.masking spans", lambda run: not _is_task(run) and run.data.masking == "spans"
+    ),
+    "data.masked_steps": _Scope(
+        "pretraining a BERT with --data.masked-fraction FIRST:LAST",
+        lambda run: (
+            not _is_task(run) and "masked_steps" in run.text.pretraining_options and ":" in run.data.masked_fraction
+        ),
+    ),
     "data.features": _Scope(
         "a task with --optim.frozen backbone", lambda run: _is_task(run) and run.optim.freezes_backbone
     ),

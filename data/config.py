@@ -21,6 +21,10 @@ Stream = Literal["sentence_pairs", "windows", "lanes"]
 lanes, each of which continues in the next batch where it stopped."""
 
 
+MaskingKind = Literal["pieces", "whole_words", "spans", "ernie"]
+"""Which tokens a BERT masks together (`DataConfig.masking`)."""
+
+
 class StepSize(NamedTuple):
     """The size of a step's batch.
 
@@ -82,11 +86,23 @@ class DataConfig:
     files are *.conll (-DOCSTART- begins a document) or *.conllu (# newdoc)."""
     max_predictions: int = 0
     """The most masked tokens per sequence (max_predictions_per_seq); 0 is length times masked-fraction, rounded up."""
-    masking: Literal["pieces", "whole_words"] = "pieces"
+    masking: MaskingKind = "pieces"
     """What a BERT masks. pieces: each piece by itself, as the original's first models. whole_words: all pieces of a
-    word or none, as its later ones (do_whole_word_mask)."""
-    masked_fraction: float = 0.15
-    """The share of a sequence's tokens that is masked and predicted (masked_lm_prob)."""
+    word or none, as its later ones (do_whole_word_mask). spans: runs of one to ten words, as SpanBERT."""
+    masking_copies: int = 0
+    """How many epochs have masks and pairs of their own, which then come again (dupe_factor); 0: all have."""
+    masked_fraction: str = "0.15"
+    """The share of a sequence's tokens that is masked and predicted (masked_lm_prob). FIRST:LAST, as 0.3:0.15: it
+    changes evenly from step to step."""
+    masked_steps: int = 0
+    """The step at which data.masked-fraction has its second value; 0 is the run's last."""
+    mask_token_fraction: float = 0.8
+    """The share of masked tokens that read [MASK]."""
+    random_token_fraction: float = 0.1
+    """The share of masked tokens that read any token of the vocabulary; what is left stays as it is."""
+    span_boundary: bool = False
+    """Predict each token of a masked span from the two tokens beside it too, by a head of its own (SpanBERT's span
+    boundary objective)."""
     short_fraction: float = 0.1
     """The share of documents that is cut into shorter sequences (short_seq_prob)."""
     word_types: int = 0
@@ -116,7 +132,8 @@ class DataConfig:
             raise ValueError(f"data.word-types={self.word_types} has no room for the three marks; give more, or 0")
         if self.negatives < 0:
             raise ValueError(f"data.negatives={self.negatives} is not a number of words (0: the whole vocabulary)")
-        for name in ("masked_fraction", "short_fraction", "dev_fraction"):
+        self._check_masking()
+        for name in ("short_fraction", "dev_fraction"):
             value = getattr(self, name)
             # `not a <= x < b` refuses NaN as well, for which every comparison is false.
             if not 0.0 <= value < 1.0:
@@ -136,13 +153,55 @@ class DataConfig:
                     f"data.ramp-steps={self.ramp_steps}; give half, a quarter, … of the batch, and a step for each size"
                 )
 
+    def _check_masking(self) -> None:
+        # One number, or two with a colon between them. `not a <= x < b` refuses NaN as well.
+        parts = self.masked_fraction.split(":")
+        try:
+            fits = len(parts) <= 2 and all(0.0 <= float(part) < 1.0 for part in parts)
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"data.masked-fraction={self.masked_fraction} is neither a share in [0, 1) nor two of them, as 0.3:0.15"
+            )
+        for name, unit in (("masking_copies", "epochs"), ("masked_steps", "steps")):
+            if getattr(self, name) < 0:
+                option = f"data.{name.replace('_', '-')}"
+                raise ValueError(f"{option}={getattr(self, name)} is not a number of {unit}; give 0 or more")
+        if self.masked_steps and ":" not in self.masked_fraction:
+            raise ValueError("data.masked-steps has no meaning for one share; give --data.masked-fraction FIRST:LAST")
+        mask, other = self.mask_token_fraction, self.random_token_fraction
+        # In floats 0.9 + 0.1 may be a little more than 1.
+        if not (0.0 <= mask <= 1.0 and 0.0 <= other and mask + other <= 1.0 + 1e-9):
+            raise ValueError(
+                f"data.mask-token-fraction={mask} and data.random-token-fraction={other} are no shares of a whole; "
+                "give two that are at most 1 together"
+            )
+        if self.span_boundary and self.masking != "spans":
+            raise ValueError("data.span-boundary has no meaning without spans; give --data.masking spans too")
+
+    @property
+    def masked_fractions(self) -> tuple[float, float]:
+        """Returns the share of tokens that is masked in the first step and in the last."""
+        first, _, last = self.masked_fraction.partition(":")
+        return float(first), float(last or first)
+
+    def masked_fraction_at(self, step: int | None) -> float:
+        """Returns the share of tokens that is masked in a step; None: as in the last."""
+        first, last = self.masked_fractions
+        # Held-out sequences have the last share, so that figures of all steps are comparable.
+        # masked_steps is known by now: `train.setup` sets it to the run's length where it is 0.
+        if first == last or step is None or step >= self.masked_steps - 1:
+            return last
+        return first + (last - first) * step / (self.masked_steps - 1)
+
     @property
     def slots(self) -> int:
         """Returns the masked slots of a sequence, P: `max_predictions`, or a fraction of the length, rounded up: 20 of
         128, 77 of 512."""
         # Rounded first: 100 · 0.07 is 7.000000000000001 in floats, and not eight slots.
         # One slot at least, since the original masks a token of every sequence.
-        return self.max_predictions or max(math.ceil(round(self.length * self.masked_fraction, 6)), 1)
+        return self.max_predictions or max(math.ceil(round(self.length * max(self.masked_fractions), 6)), 1)
 
     def _ramp(self) -> list[int]:
         """Returns the sizes of a batch on the ramp: 16, 32, … to half of it."""

@@ -172,8 +172,9 @@ def _class_of(kind: str, parts: list[str]) -> tuple[str, frozenset[str]]:
     """
     known = _CLASSES["bert" if kind == "ernie" else kind]
     suffix, held = next((suffix, held) for suffix, held in known if held <= set(parts))
-    if lost := sorted(set(parts) - held - {"pooler", "mlm", "nsp", "lm"}):
-        heads = sorted({part for _, its in known for part in its} - {"pooler", "mlm", "nsp", "lm"})
+    pretraining = {"pooler", "mlm", "nsp", "boundary", "lm"}
+    if lost := sorted(set(parts) - held - pretraining):
+        heads = sorted({part for _, its in known for part in its} - pretraining)
         raise ConfigError(
             f"transformers' {_NAMES[kind]} has no head like this run's {lost[0]}; of tasks' heads "
             f"{', '.join(heads) or 'none'} can be exported"

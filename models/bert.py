@@ -19,6 +19,8 @@ from contexture.models.sharding import constrain, gathered, platform
 # Dropout's sites: 0 for the embeddings, then layer · 3 + 1, 2, 3.
 _EMBEDDINGS, _ATTENTION, _AFTER_ATTENTION, _AFTER_FFN = 0, 1, 2, 3
 _SITES_PER_LAYER = 3
+_SPAN_PLACES, _PLACE_WIDTH = 20, 200
+"""Vectors for places in a span, and their width, as in SpanBERT's code."""
 
 
 def kernel_init(config: BertConfig) -> Init:
@@ -205,6 +207,44 @@ class MaskedLmHead(nn.Module):
         bias_V = self.param("bias", nn.initializers.zeros, (self.sizes["V"],))
         table_VD = softmax_table(self, encoding).astype(self.dtype)
         return logits_over_vocabulary(x_BPD, table_VD) + bias_V[None, None]
+
+
+class SpanBoundaryHead(nn.Module):
+    """The masked tokens from what is beside their span (SpanBERT, Joshi et al. 2020, section 3.2): Encoding, places
+    i32 BP → float32 BPV.
+
+    f = norm(gelu(W₂·norm(gelu(W₁·[left; right; place])))), and the scores f·tableᵀ + bias. left and right are the
+    vectors of the two tokens beside the span; place is a learned vector for the token's place in it, the last of them
+    for all beyond. The table is the token table (tied) or the head's own.
+    """
+
+    sizes: dict[str, int]
+    activation: str
+    eps: float
+    kernel_init: Init
+    dtype: DTypeLike
+    tied: bool = True
+
+    @nn.compact
+    def __call__(
+        self, encoding: Encoding, batch: dict[str, jax.Array], dropout_key: DropoutKey | None = None
+    ) -> jax.Array:
+        size = {**self.sizes, "E": _PLACE_WIDTH}
+        left_BPD, right_BPD = (at_places(encoding.hidden_BLD, batch[side], batch) for side in ("left", "right"))
+        table = self.param("places", self.kernel_init, (_SPAN_PLACES, _PLACE_WIDTH))
+        # As in the embeddings: with so few rows a product is faster than a lookup, and so is its gradient.
+        one_hot_BPO = jax.nn.one_hot(jnp.minimum(batch["offset"], _SPAN_PLACES - 1), _SPAN_PLACES, dtype=self.dtype)
+        place_BPE = jnp.einsum("BPO,OE->BPE", one_hot_BPO, table.astype(self.dtype))
+        # W₁ in three parts, whose sum is its product with the three vectors side by side; one bias for all.
+        init, dtype = self.kernel_init, self.dtype
+        x_BPD = Linear("BPD,D_->BP_", size, init, dtype, name="left")(left_BPD)
+        x_BPD += Linear("BPD,D_->BP_", size, init, dtype, False, name="right")(right_BPD)
+        x_BPD += Linear("BPE,E_->BP_", size, init, dtype, False, name="place")(place_BPE)
+        x_BPD = Norm(self.eps, self.dtype, name="norm")(ACTIVATIONS[self.activation](x_BPD))
+        x_BPD = Linear("BPD,D_->BP_", size, init, dtype, name="transform")(x_BPD)
+        x_BPD = Norm(self.eps, dtype, name="norm_2")(ACTIVATIONS[self.activation](x_BPD))
+        bias_V = self.param("bias", nn.initializers.zeros, (self.sizes["V"],))
+        return logits_over_vocabulary(x_BPD, softmax_table(self, encoding).astype(self.dtype)) + bias_V[None, None]
 
 
 class NextSentenceHead(LinearHead):

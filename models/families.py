@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from contexture.models import bert, elmo, gpt, vectors
-from contexture.models.bert import MaskedLmHead, NextSentenceHead
+from contexture.models.bert import MaskedLmHead, NextSentenceHead, SpanBoundaryHead
 from contexture.models.config import (
     BertConfig,
     ElmoConfig,
@@ -57,6 +57,11 @@ def _masked_lm(config: BertConfig, sizes: dict[str, int]) -> nn.Module:
     return MaskedLmHead(sizes, config.gelu, config.eps, bert.kernel_init(config), jnp.dtype(config.dtype), config.tied)
 
 
+def _span_boundary(config: BertConfig, sizes: dict[str, int]) -> nn.Module:
+    init = bert.kernel_init(config)
+    return SpanBoundaryHead(sizes, config.gelu, config.eps, init, jnp.dtype(config.dtype), config.tied)
+
+
 def _next_sentence(config: BertConfig, sizes: dict[str, int]) -> nn.Module:
     # Two classes, is next and random, however many labels a task of the same model has.
     return NextSentenceHead({**sizes, "C": 2}, bert.kernel_init(config), jnp.dtype(config.dtype))
@@ -84,7 +89,7 @@ MODEL_FAMILIES: dict[type, ModelFamily] = {
         bert.kernel_init,
         bert.training_flops,
         activation_floats,
-        {"mlm": _masked_lm, "nsp": _next_sentence},
+        {"mlm": _masked_lm, "nsp": _next_sentence, "boundary": _span_boundary},
         bert.Block,
     ),
     GptConfig: ModelFamily(

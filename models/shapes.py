@@ -64,16 +64,22 @@ PARAMETER_DIMS: tuple[tuple[str, str], ...] = (
     (r"heads_mlm/transform/kernel", "D_"),
     (r"heads_mlm/transform/bias", "D"),
     (r"heads_mlm/norm/(scale|bias)", "D"),
-    (r"heads_mlm/bias", "V"),
+    (r"heads_(mlm|boundary)/bias", "V"),
+    # SpanBERT's second objective: the tokens beside a span, the places in it (a small table), and a second layer.
+    (r"heads_boundary/(left|right|transform)/kernel", "D_"),
+    (r"heads_boundary/(left|transform)/bias", "D"),
+    (r"heads_boundary/norm(_2)?/(scale|bias)", "D"),
+    (r"heads_boundary/places", "__"),
+    (r"heads_boundary/place/kernel", "__"),
     # The softmax of an ELMo reads the projected state, so its width is J and not D.
     (r"heads_bilm/kernel", "VJ"),
     (r"heads_bilm/bias", "V"),
-    (r"heads_(mlm|lm)/table", "VD"),
+    (r"heads_(mlm|boundary|lm)/table", "VD"),
     # Any head of one linear map, of a task too that is not among ours: the width to the classes.
     (r"heads_(?!bilm|choice)\w+/kernel", "DC"),
     (r"heads_span/query/kernel", "DC_"),
     (r"heads_span/query/bias", "C_"),
-    (r"heads_(?!mlm|bilm|choice)\w+/bias", "C"),
+    (r"heads_(?!mlm|boundary|bilm|choice)\w+/bias", "C"),
     # Task heads on a mix of layers: the mix, the task's biLSTM, the linear map and the CRF over tags.
     (r"heads_\w+/features/(output_)?mix/weights", "_"),
     (r"heads_\w+/features/(output_)?mix/gamma", ""),

@@ -7,10 +7,11 @@ from typing import Literal
 
 BETTER: dict[str, Literal["lower", "higher"]] = {
     # losses and penalties
-    **dict.fromkeys(("loss", "mlm_loss", "nsp_loss", "lm_loss", "forward_loss", "backward_loss"), "lower"),
+    **dict.fromkeys(("loss", "mlm_loss", "nsp_loss", "boundary_loss", "lm_loss"), "lower"),
+    **dict.fromkeys(("forward_loss", "backward_loss"), "lower"),
     **dict.fromkeys(("classify_loss", "regress_loss", "tag_loss", "choice_loss", "span_loss", "mix_penalty"), "lower"),
     **dict.fromkeys(("full_perplexity", "sampled_perplexity"), "lower"),
-    **dict.fromkeys(("mlm_accuracy", "nsp_accuracy", "lm_accuracy", "accuracy"), "higher"),
+    **dict.fromkeys(("mlm_accuracy", "nsp_accuracy", "boundary_accuracy", "lm_accuracy", "accuracy"), "higher"),
     **dict.fromkeys(("f1", "f1_macro", "f1_weighted", "precision", "recall", "matthews"), "higher"),
     **dict.fromkeys(("entity_f1", "entity_precision", "entity_recall"), "higher"),
     **dict.fromkeys(("exact_match", "has_answer_exact_match", "has_answer_f1"), "higher"),

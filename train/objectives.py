@@ -160,27 +160,30 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class MlmNsp:
-    """Masked tokens and next sentence (BERT, section 3.1): the mean over slots plus the mean over sequences."""
+    """Masked tokens and next sentence (BERT, section 3.1): the mean over slots plus the mean over sequences. With the
+    head `boundary` the masked tokens once more, from the two beside their span (SpanBERT, section 3.2)."""
 
     heads: tuple[str, ...] = ("mlm", "nsp")
-    terms: dict[str, float] = field(default_factory=lambda: {"mlm_loss": 1.0, "nsp_loss": 1.0})
+
+    @property
+    def terms(self) -> dict[str, float]:
+        return {f"{head}_loss": 1.0 for head in self.heads}
 
     def weights(self, batch: Batch) -> dict[str, jax.Array]:
         """The original divides by Σ w + 1e-5."""
-        return {"mlm_loss": batch["slot_weights"].sum() + 1e-5, "nsp_loss": jnp.maximum(batch["valid"].sum(), 1.0)}
+        slots, sequences = batch["slot_weights"].sum() + 1e-5, jnp.maximum(batch["valid"].sum(), 1.0)
+        return {f"{head}_loss": sequences if head == "nsp" else slots for head in self.heads}
 
     def sums(self, outputs: Outputs, batch: Batch) -> dict[str, Sum]:
-        slots_BP, valid_B = batch["slot_weights"], batch["valid"]
-        # Slots are padded to P a sequence with weight 0; a sequence that only fills up a batch is not valid.
-        mlm_BP, mlm_hit_BP = cross_entropy(outputs.heads["mlm"], batch["labels"])
-        nsp_B, nsp_hit_B = cross_entropy(outputs.heads["nsp"], batch["is_random"])
-        # is_random 0 is the true next sentence, 1 a random one, as in the original. Its total loss adds the two means.
-        return {
-            "mlm_loss": Sum((mlm_BP * slots_BP).sum(), slots_BP.sum()),
-            "nsp_loss": Sum((nsp_B * valid_B).sum(), valid_B.sum()),
-            "mlm_accuracy": Sum((mlm_hit_BP * slots_BP).sum(), slots_BP.sum()),
-            "nsp_accuracy": Sum((nsp_hit_B * valid_B).sum(), valid_B.sum()),
-        }
+        losses, hits = {}, {}
+        for head in self.heads:
+            # Slots are padded to P a sequence with weight 0; a sequence that only fills up a batch is not valid.
+            # is_random 0 is the true next sentence, 1 a random one, as in the original. Its total loss adds the means.
+            labels, weights = ("is_random", "valid") if head == "nsp" else ("labels", "slot_weights")
+            loss, hit = cross_entropy(outputs.heads[head], batch[labels])
+            losses[f"{head}_loss"] = Sum((loss * batch[weights]).sum(), batch[weights].sum())
+            hits[f"{head}_accuracy"] = Sum((hit * batch[weights]).sum(), batch[weights].sum())
+        return losses | hits
 
     def predictions(self, outputs: Outputs) -> dict[str, jax.Array]:
         return {}
@@ -459,7 +462,11 @@ OBJECTIVES: dict[str, Objective] = {
 
 def objective_of(run: Run) -> Objective:
     """Returns the objective of a run, wrapped for the terms that task.lm_weight and head.mix_l2 add to its loss."""
-    objective = SpanObjective(n_best=run.task.n_best) if run.objective == "span" else OBJECTIVES[run.objective]
+    objective = OBJECTIVES[run.objective]
+    if run.objective == "span":
+        objective = SpanObjective(n_best=run.task.n_best)
+    if run.objective == "mlm_nsp" and run.data.span_boundary:
+        objective = MlmNsp((*MlmNsp.heads, "boundary"))
     objective = WithLmLoss(objective, run.task.lm_weight) if run.task.lm_weight else objective
     return WithMixPenalty(objective, run.head.mix_l2) if run.head.mix_l2 else objective
 

@@ -172,6 +172,8 @@ def open_batches(
         devices: how many devices share a batch.
     """
     parts = run.optim.accumulate
+    if ":" in run.data.masked_fraction and not run.data.masked_steps:
+        run = dataclasses.replace(run, data=dataclasses.replace(run.data, masked_steps=run.steps))
     if isinstance(store, ExampleStore):
         return TaskBatches(
             store, tokenizer, run.data, run.task, family=run.family, seed=run.seed, parts=parts, devices=devices
@@ -361,8 +363,11 @@ def check_records(run: Run) -> None:
         raise ConfigError(
             f"TFRecords of create_pretraining_data.py are for a BERT, not for {run.text.called}; give text"
         )
-    if run.data.masking != DataConfig.masking:
-        raise ConfigError("TFRecords are masked already; leave data.masking out")
+    for name in ("masking", "masking_copies", "mask_token_fraction", "random_token_fraction", "masked_fraction"):
+        # A fraction alone says how many slots a sequence has at most.
+        changes = name != "masked_fraction" or ":" in run.data.masked_fraction
+        if changes and getattr(run.data, name) != getattr(DataConfig, name):
+            raise ConfigError(f"TFRecords are masked already; leave {flag('data.' + name)} out")
     if run.data.dev and not record_files(run.data.dev, "data.dev"):
         raise ConfigError("data.path names TFRecords, and data.dev text; give both of one kind")
 

@@ -162,7 +162,7 @@ def _write_records(request: PrepareRequest, data: DataConfig, tokenizer: Tokeniz
     options = InstanceOptions(
         length=data.length,
         predictions=data.slots,
-        masked_fraction=data.masked_fraction,
+        masked_fraction=data.masked_fraction_at(None),
         short_fraction=data.short_fraction,
         dupe_factor=request.dupe_factor,
         whole_word_mask=request.whole_word_mask,

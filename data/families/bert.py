@@ -24,13 +24,18 @@ class BertText(TextFamily):
         "packed",
         "max_predictions",
         "masking",
+        "masking_copies",
         "masked_fraction",
+        "masked_steps",
+        "mask_token_fraction",
+        "random_token_fraction",
+        "span_boundary",
         "short_fraction",
     )
     sequences = {"tokens": "i32 BL", "segments": "i32 BL", "mask": "i32 BL"}
 
     def pretraining_fields(self, config: DataConfig) -> dict[str, str]:
-        return pair_fields(config.packed)
+        return pair_fields(config)
 
     def open_batches(
         self, shards: Shards, config: DataConfig, seed: int, cancel: CancelToken, parts: int = 1, devices: int = 1

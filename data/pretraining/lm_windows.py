@@ -182,8 +182,8 @@ class WindowBatches(_Windows):
         rows = np.arange(self.config.batch_size_at(step)) if rows is None else np.asarray(rows, np.int64)
         return self.sequences(self.config.examples_before(step) + rows)
 
-    def sequences(self, numbers: I64) -> Batch:
-        """Returns the sequences with these numbers, from 0 on without end."""
+    def sequences(self, numbers: I64, step: int | None = None) -> Batch:
+        """Returns the sequences with these numbers, from 0 on without end. step: changes nothing."""
         return self._sequences(self.starts(numbers))
 
     def lengths_of(self, numbers: I64) -> I64:

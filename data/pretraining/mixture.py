@@ -162,7 +162,7 @@ class Numbered(Protocol):
     fields: dict[str, str]
     examples_per_epoch: int
 
-    def sequences(self, numbers: I64) -> Batch: ...
+    def sequences(self, numbers: I64, step: int | None = None) -> Batch: ...
 
     def lengths_of(self, numbers: I64) -> I64: ...
 
@@ -210,10 +210,10 @@ class MixedBatches(SequenceBatches):
             for named, source, count in zip(self.store.sources, self.sources, counts, strict=True)
         }
 
-    def sequences(self, numbers: I64) -> Batch:
-        """Returns the sequences with these numbers, with a row each."""
+    def sequences(self, numbers: I64, step: int | None = None) -> Batch:
+        """Returns the sequences with these numbers, with a row each, as they are in a step."""
         # One read of each source for all of its rows.
-        parts = self._by_source(numbers, lambda source, own: source.sequences(own))
+        parts = self._by_source(numbers, lambda source, own: source.sequences(own, step))
         return {name: _in_order(parts, name) for name in parts[0][1]}
 
     def lengths_of(self, numbers: I64) -> I64:

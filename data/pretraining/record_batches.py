@@ -58,7 +58,7 @@ class RecordBatches(SequenceBatches):
         held_out = self.store.count("dev")
         return f"{self.store.count('train'):,} records to train on, {held_out:,} held out"
 
-    def sequences(self, numbers: I64) -> Batch:
+    def sequences(self, numbers: I64, step: int | None = None) -> Batch:
         rows = self.store.read(self.split, self._places(numbers))
         B, L, P = len(rows), self.config.length, self.config.slots
         # Zeros behind the tokens and slots of the records, up to those of the run.

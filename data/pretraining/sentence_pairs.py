@@ -20,7 +20,7 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, SpanPairs, bert_marks, lay_out, truncate_randomly
-from contexture.data.pretraining.masking import Masking, bert_masking
+from contexture.data.pretraining.masking import Masking, bert_masking, span_boundaries
 from contexture.data.pretraining.sequence_batches import FIELDS, HeldOutSequences, SequenceBatches
 from contexture.data.pretraining.shards import Shards
 from contexture.data.storage import atomic_file
@@ -335,13 +335,13 @@ class PairBatches(SequenceBatches):
         self.shards, self.seed = shards, seed
         length, short = config.length, config.short_fraction
         self.stream = SentencePairs(shards, split, length=length, short_fraction=short, seed=seed, cancel=cancel)
-        pieces = wordpiece(shards.tokenizer).vocabulary if config.masking == "whole_words" else None
+        pieces = wordpiece(shards.tokenizer).vocabulary if config.masking != "pieces" else None
         self._continues = None if pieces is None else np.array([piece.startswith("##") for piece in pieces])
         super().__init__(shards.tokenizer, config, self.stream.examples_per_epoch, parts, devices)
 
     def lengths_of(self, numbers: I64) -> I64:
         """Returns the tokens of the sequences with these numbers, special ones counted; no token is read."""
-        pairs = self.stream.pairs(numbers)
+        pairs = self.stream.pairs(self._drawn(numbers))
         return np.minimum(pairs.a_length + pairs.b_length + 3, self.length)
 
     def notes(self) -> list[str]:
@@ -352,17 +352,33 @@ class PairBatches(SequenceBatches):
         split = self.stream.split
         return f"{split.tokens:,} tokens in {split.sentences:,} sentences of {split.documents:,} documents"
 
-    def sequences(self, numbers: I64) -> Batch:
+    def _drawn(self, numbers: I64) -> I64:
+        # As the original's copies of the text, of which each has pairs and masks of its own, they come again in turn.
+        copies = self.config.masking_copies
+        return numbers % (copies * self.examples_per_epoch) if copies else numbers
+
+    def sequences(self, numbers: I64, step: int | None = None) -> Batch:
         """Returns the sequences with these numbers, with a row each: planned, cut to length, laid out and masked."""
-        config = self.config
+        config, numbers = self.config, self._drawn(numbers)
         # The original's order: pairs, cut to length, laid out, masked.
         pairs = truncate_randomly(self.stream.pairs(numbers), numbers, length=config.length, seed=self.seed)
         tokenizer = wordpiece(self.tokenizer)
         marks = bert_marks(tokenizer)
         batch, text_BL, lengths = lay_out(self.shards.read, pairs, marks, tokenizer.pad, config.length, FIELDS)
-        fraction, continues = config.masked_fraction, self._continues
-        masking = Masking(self.seed, config.slots, fraction, tokenizer.mask, tokenizer.size, continues)
-        masked = bert_masking(batch["tokens"], text_BL, lengths, numbers, masking)
+        masking = Masking(
+            seed=self.seed,
+            predictions=config.slots,
+            masked_fraction=config.masked_fraction_at(step),
+            mask=tokenizer.mask,
+            vocab=tokenizer.size,
+            kind=config.masking,
+            mask_share=config.mask_token_fraction,
+            random_share=config.random_token_fraction,
+        )
+        continues_BL = None if self._continues is None else self._continues[batch["tokens"]]
+        masked = bert_masking(batch["tokens"], text_BL, lengths, numbers, masking, continues_BL)
+        if config.span_boundary:
+            batch.update(span_boundaries(masked))
         batch["tokens"], batch["slots"], batch["labels"] = masked.tokens, masked.slots, masked.labels
         batch["slot_weights"] = masked.weights
         batch["is_random"] = pairs.is_random.astype(np.int32)

@@ -24,6 +24,9 @@ FIELDS = {
 }
 """The arrays of a pretraining batch: dtype and dims. is_random: 0 the second span is the next, 1 it is random; valid: 0
 where a sequence only fills up a batch."""
+BOUNDARIES = {"left": "i32 BP", "right": "i32 BP", "offset": "i32 BP"}
+"""The fields that the span boundary objective reads besides: of each slot the places beside its span, and its place in
+it."""
 SEQUENCES = ("tokens", "segments", "mask")
 """The fields that have a place for each token."""
 EPOCHS = 40
@@ -31,12 +34,13 @@ EPOCHS = 40
 rows must make up for its compilation."""
 
 
-def pair_fields(packed: bool) -> dict[str, str]:
-    """Returns the fields of a batch of pairs. packed: whether sequences share rows."""
-    if not packed:
-        return FIELDS
-    own = fields_in_rows({name: FIELDS[name] for name in SEQUENCES})
-    return {**own, **{name: spec for name, spec in FIELDS.items() if name not in SEQUENCES}}
+def pair_fields(config: DataConfig) -> dict[str, str]:
+    """Returns the fields of a batch of pairs."""
+    fields = {**FIELDS, **(BOUNDARIES if config.span_boundary else {})}
+    if not config.packed:
+        return fields
+    own = fields_in_rows({name: fields[name] for name in SEQUENCES})
+    return {**own, **{name: spec for name, spec in fields.items() if name not in SEQUENCES}}
 
 
 class SequenceBatches:
@@ -66,7 +70,7 @@ class SequenceBatches:
             fields: of sequences that never share rows; None: those of pairs.
         """
         # Whoever gives fields has sequences that fill their rows.
-        self.fields = dict(fields or pair_fields(config.packed))
+        self.fields = dict(fields or pair_fields(config))
         self.tokenizer, self.config, self.batch, self.length = tokenizer, config, config.batch, config.length
         self.examples_per_epoch = examples_per_epoch
         # So many sequences pay for the compilation of another number of rows.
@@ -85,8 +89,11 @@ class SequenceBatches:
         """Returns the tokens of the sequences with these numbers, special ones counted."""
         raise NotImplementedError
 
-    def sequences(self, numbers: I64) -> Batch:
-        """Returns the sequences with these numbers, with a row each, as FIELDS."""
+    def sequences(self, numbers: I64, step: int | None = None) -> Batch:
+        """Returns the sequences with these numbers, with a row each, as FIELDS.
+
+        step: the training step that they are for, which masks may depend on; None: they are held out.
+        """
         raise NotImplementedError
 
     def describe_source(self) -> str:
@@ -112,24 +119,25 @@ class SequenceBatches:
         for."""
         # On a ramp a step has fewer; sequences are numbered through all steps.
         size = self.config.batch_size_at(step)
-        return self.chosen(self.config.examples_before(step) + np.arange(size), size, rows)
+        return self.chosen(self.config.examples_before(step) + np.arange(size), size, rows, step)
 
-    def chosen(self, numbers: I64, count: int, rows: I64 | None = None) -> Batch:
+    def chosen(self, numbers: I64, count: int, rows: I64 | None = None, step: int | None = None) -> Batch:
         """Returns some of the sequences of a batch, and all rows that its sequences share.
 
         Args:
             numbers: of all its sequences.
             count: how many of these count, the first ones; the others lie in no shared row.
             rows: which are returned, from 0 on; None: all.
+            step: the training step; None: they are held out.
         """
         rows = np.arange(len(numbers)) if rows is None else np.asarray(rows, np.int64)
         # Readers are threads.
         with self._lock:
             self.rows_read += len(rows)
         if self.rows is None:
-            return self.sequences(numbers[rows])
+            return self.sequences(numbers[rows], step)
         # In shared rows any row may hold any sequence, so that all of them are read.
-        whole = self.sequences(numbers)
+        whole = self.sequences(numbers, step)
         # Fields with a place for each token move into rows; all others stay with their sequence.
         own = {name: whole.pop(name)[:count] for name in SEQUENCES}
         # Where each lies follows from the lengths alone: every process finds the same.

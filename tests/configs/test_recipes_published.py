@@ -29,7 +29,7 @@ COMMON: dict[str, dict[str, Any]] = {
         "optim.weight_decay": 0.01, "optim.no_decay": ("norm", "bias"), "optim.clip": 1.0, "optim.decay_steps": 0,
         "model.dropout": 0.1, "model.attention_dropout": 0.1, "model.eps": 1e-12, "model.init_std": 0.02,
         "model.gelu": "erf", "model.segments": 2, "model.length": 512, "model.tied": True,
-        "data.slots": 20, "data.masked_fraction": 0.15, "data.short_fraction": 0.1, "objective": "mlm_nsp",
+        "data.slots": 20, "data.masked_fraction": "0.15", "data.short_fraction": 0.1, "objective": "mlm_nsp",
     },
     GPT1: {
         "optim.name": "adamw", "optim.schedule": "cosine", "optim.b1": 0.9, "optim.b2": 0.999, "optim.eps": 1e-8,

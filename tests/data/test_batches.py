@@ -243,7 +243,7 @@ def test_reader_threads_keep_the_order_and_stop(batches: PairBatches, threads: i
 def test_a_failure_in_a_reader_thread_reaches_the_trainer(shards: Shards, config: DataConfig):
     batches = PairBatches(shards, config, seed=SEED)
 
-    def broken(numbers):
+    def broken(numbers, step=None):
         raise DataError("the disk is gone")
 
     batches.sequences = broken

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from contexture.configs import recipes
 from contexture.data.families.registry import TEXT_FAMILIES
+from contexture.data.pretraining.sequence_batches import BOUNDARIES
 from contexture.models.config import BertConfig, ElmoConfig, GptConfig, HeadConfig, VectorsConfig
 from contexture.models.families import build, example, family_of
 from contexture.models.shapes import LETTERS, PARAMETER_DIMS, by_path, check, count, dims_of, path_of
@@ -173,6 +174,9 @@ def test_every_row_of_dims_is_some_parameters():
     tagger, line = build(recipes()["bert.tiny"]().model, ("tag",), 3, head), {**FIELDS, "tags": "i32 BL"}
     tagging = jax.eval_shape(lambda: tagger.init(jax.random.key(0), example(line, {"B": 1, "L": 8, "P": 2}))["params"])
     paths |= by_path(tagging).keys()
+    spans, slots = build(recipes()["bert.tiny"]().model, ("boundary",)), FIELDS | BOUNDARIES
+    shapes = jax.eval_shape(lambda: spans.init(jax.random.key(0), example(slots, {"B": 1, "L": 8, "P": 2}))["params"])
+    paths |= by_path(shapes).keys()
     paths |= elmo["params"].keys() | {f"carry/{path}" for path in elmo["carry"]}
     for pattern, dims in PARAMETER_DIMS:
         assert set(dims) <= LETTERS

@@ -3,6 +3,7 @@
 from tests.mutants.row import mutants_of
 
 _MASKING = "data/pretraining/test_masking.py"
+_SPANS = "data/pretraining/test_span_masking.py"
 _STREAMS = "data/pretraining/test_sentence_pairs.py::"
 _PLAN = f"{_STREAMS}test_the_plan_is_exactly_the_originals"
 _DRAWS = f"{_STREAMS}test_draws_are_those_of_splitmix64_and_uniform"
@@ -81,8 +82,8 @@ PRETRAINING = (
     ),
     *mutants_of(
         "data/pretraining/masking.py",
-        ("masking.90-percent-masked", "rng.uniform(first) < 0.8", "rng.uniform(first) < 0.9", _MASKING),
-        ("masking.fewer-kept", "rng.uniform(second) < 0.5", "rng.uniform(second) < 0.2", _MASKING),
+        ("masking.90-percent-masked", "rng.uniform(first) < masking", "rng.uniform(first) - 0.1 < masking", _MASKING),
+        ("masking.fewer-kept", "rng.uniform(second) < kept", "rng.uniform(second) < 0.4 * kept", _MASKING),
         ("masking.rounded-down", "np.rint(lengths_B * masking", "np.floor(lengths_B * masking",
          _MASKING),
         ("masking.none-in-short-lines", "np.maximum(1, np.rint(", "np.maximum(0, np.rint(", _MASKING),
@@ -91,7 +92,10 @@ PRETRAINING = (
         ("masking.labels-are-the-masked", "labels = tokens_BL[rows, columns]",
          "labels = np.full_like(columns, masking.mask)",
          _MASKING),
-        ("masking.random-ids-too-few", "(third, masking.vocab)", "(third, masking.vocab // 2)", _MASKING),
+        ("masking.a-span-runs-over-a-gap", "going &= follows_BW[rows, word]", "going &= True", _SPANS),
+        ("masking.longer-spans", "LONGEST_SPAN, _SPAN_END = 10, 0.2", "LONGEST_SPAN, _SPAN_END = 10, 0.15", _SPANS),
+        ("masking.boundary-inside", '"left": starts_BP - 1', '"left": starts_BP', _SPANS),
+        ("masking.random-ids-too-few", "(third, masking.vocab - lowest)", "(third, masking.vocab // 2)", _MASKING),
         ("masking.one-seed-for-all", "rng.key(rng.MASK_CHOICE, seed)", "rng.key(rng.MASK_CHOICE, 0)", _MASKING),
     ),
     *mutants_of(
@@ -247,10 +251,10 @@ PRETRAINING = (
     ),
     *mutants_of(
         "data/config.py",
-        ("slots.twenty-always", "max(math.ceil(round(self.length * self.masked_fraction, 6)), 1)", "20",
+        ("slots.twenty-always", "max(math.ceil(round(self.length * max(self.masked_fractions), 6)), 1)", "20",
          "train/test_phases.py::test_masked_slots_follow_the_length"),
-        ("slots.rounded-down", "math.ceil(round(self.length * self.masked_fraction, 6))",
-         "int(self.length * self.masked_fraction)",
+        ("slots.rounded-down", "math.ceil(round(self.length * max(self.masked_fractions), 6))",
+         "int(self.length * max(self.masked_fractions))",
          "train/test_phases.py::test_masked_slots_follow_the_length"),
     ),
     *mutants_of(

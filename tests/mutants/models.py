@@ -187,7 +187,9 @@ MODELS = (
         ("mlm.no-bias", "logits_over_vocabulary(x_BPD, table_VD) + bias_V[None, None]",
          "logits_over_vocabulary(x_BPD, table_VD)",
          "models/heads/test_bert_heads.py"),
-        ("mlm.no-activation", "(ACTIVATIONS[self.activation](x_BPD))", "(x_BPD)",
+        ("mlm.places-never-end", "jnp.minimum(batch[\"offset\"], _SPAN_PLACES - 1)", "batch[\"offset\"]",
+         "models/heads/test_bert_heads.py"),
+        ("mlm.left-twice", 'for side in ("left", "right")', 'for side in ("left", "left")',
          "models/heads/test_bert_heads.py"),
     ),
     *mutants_of(

@@ -185,7 +185,7 @@ TRAINING = (
          "train/test_objectives.py"),
         ("objective.mlm-without-its-small-number", 'batch["slot_weights"].sum() + 1e-5', 'batch["slot_weights"].sum()',
          "train/test_objectives.py"),
-        ("objective.slots-unweighted", '"mlm_loss": Sum((mlm_BP * slots_BP).sum()', '"mlm_loss": Sum(mlm_BP.sum()',
+        ("objective.slots-unweighted", "Sum((loss * batch[weights]).sum()", "Sum(loss.sum()",
          "train/test_objectives.py"),
         ("objective.span-not-halved", "((start_B + end_B) / 2 * batch", "((start_B + end_B) * batch",
          "train/test_objectives.py"),

@@ -1,9 +1,11 @@
 """BERT's pretraining in shared rows: losses and gradients are the ones of sequences with a row each."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from contexture.data.batches import check_fields
 from contexture.data.packing import apart
 from contexture.data.pretraining.shards import Shards
 from contexture.models.config import BertConfig
@@ -35,6 +37,18 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Shards:
 def run_of(shards: Shards, packed: bool, parts: int = 1) -> Run:
     optim = OptimConfig(accumulate=parts, warmup=1, peak_lr=1e-2)
     return Run(model=MODEL, data=config(Path(shards.folder).parent, packed=packed), optim=optim, steps=6, seed=3)
+
+
+def test_spans_and_their_boundaries_are_the_same_in_shared_rows(shards: Shards):
+    run = run_of(shards, True)
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, masking="spans", span_boundary=True))
+    model, objective = model_of(run, ()), objective_of(run)
+    assert model.heads.keys() == {"mlm", "nsp", "boundary"}
+    packed = open_batches(run, shards, shards.tokenizer).read(2)
+    check_fields(packed, batch_fields(run))
+    params = random_parameters(model, arrays(packed), deviation=0.3)
+    expected = computed(model, objective, params, arrays(apart(packed)), None)
+    assert_same(expected, computed(model, objective, params, arrays(packed), None))
 
 
 @pytest.mark.parametrize("seed", [None, 4])

@@ -23,7 +23,7 @@ PHASES = [name for name in configs.recipes() if name.endswith("_phase2")]
 @pytest.mark.parametrize(("length", "slots"), [(8, 2), (20, 3), (32, 5), (64, 10), (128, 20), (256, 39), (512, 77)])
 def test_masked_slots_follow_the_length(length: int, slots: int):
     assert DataConfig(length=length).slots == slots
-    assert DataConfig(length=length, masked_fraction=0.5).slots == length // 2
+    assert DataConfig(length=length, masked_fraction="0.5").slots == length // 2
     assert DataConfig(length=length, max_predictions=2).slots == 2
 
 

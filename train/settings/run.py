@@ -79,6 +79,9 @@ class Run:
         if first % self.optim.accumulate:
             name = "ramp-from" if self.data.ramp_from else "batch"
             raise ValueError(f"data.{name}={first} is not a multiple of optim.accumulate={self.optim.accumulate}")
+        # The step of the last share must be known before the text is.
+        if ":" in self.data.masked_fraction and not (self.steps or self.data.masked_steps):
+            raise ValueError("data.masked-fraction from one share to another wants --steps; leave epochs out")
         # Epochs become steps by one size of batch.
         if self.data.ramp_from and not self.steps:
             raise ValueError("data.ramp-from wants --steps, since steps in an epoch vary; leave epochs out")

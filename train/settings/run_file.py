@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from contexture.data import mirror
 from contexture.data.binary_files import misfit
+from contexture.data.config import DataConfig
 from contexture.data.errors import DataError, did_you_mean
 from contexture.data.mixed_paths import split_weight
 from contexture.data.plain_files import read_plain
@@ -191,8 +192,11 @@ def fingerprint(run: Run, tokenizer: str, data: str) -> str:
     """
     # Model fields are compared with the defaults of their own class: an ELMo's differ from a BERT's.
     usual = fields(Run()) | {f"model.{name}": value for name, value in fields(type(run.model)()).items()}
-    # By its effect, not by its option: see predictions_of.
-    values = fields(run) | {"data.max_predictions": predictions_of(run)}
+    # By its effect, not by its option: see predictions_of. A share was once written as a number.
+    first, last = run.data.masked_fractions
+    share = {"data.masked_fraction": first} if first == last else {}
+    usual["data.masked_fraction"] = DataConfig().masked_fractions[0]
+    values = fields(run) | {"data.max_predictions": predictions_of(run)} | share
     fixed = {name: value for name, value in values.items() if not may_change(name) and value != usual[name]}
     fixed["model.family"] = run.family
     return hashlib.sha256(json.dumps([fixed, tokenizer, data], sort_keys=True, default=list).encode()).hexdigest()
@@ -236,6 +240,9 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             return float(value)
         except OverflowError:
             raise ConfigError(f"{where} has too many digits for a number") from None
+    # A text that may be a number, as data.masked-fraction, is written as one in files of settings.
+    if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
+        value = str(value)
     # In the file an address stands for the path that it has in this process.
     if hint is str and isinstance(value, str):
         return mirror.placed(value)

@@ -109,15 +109,14 @@ def test_no_candidates_means_no_slots():
     assert not masked.weights.any() and (masked.tokens == tokens).all()
 
 
-def _by_words(tokens, candidates, lengths, numbers, masking: Masking) -> list[list[int]]:
+def _by_words(tokens, candidates, lengths, numbers, masking: Masking, continues) -> list[list[int]]:
     """The places that whole-word masking chooses, as the original walks over shuffled words; the order of words is that
     of the numbers that their first pieces draw."""
-    assert masking.continues_V is not None
     chosen = []
     for row, (line, length) in enumerate(zip(tokens, lengths, strict=True)):
         words: list[list[int]] = []
         for place in np.flatnonzero(candidates[row]).tolist():
-            if words and masking.continues_V[line[place]]:
+            if words and continues[row, place]:
                 words[-1].append(place)
             else:
                 words.append([place])
@@ -144,10 +143,11 @@ def _by_words(tokens, candidates, lengths, numbers, masking: Masking) -> list[li
 def test_whole_words_are_masked_or_not_as_in_the_original(lengths, share, predictions, fraction, seed):
     tokens, candidates, lengths_B = _lines(lengths, max(max(lengths), predictions))
     continues = np.random.default_rng(seed % 2**32).random(V) < share
-    masking = Masking(seed, predictions, fraction, MASK, V, continues)
+    continues = continues[tokens]
+    masking = Masking(seed, predictions, fraction, MASK, V, "whole_words")
     numbers = np.arange(len(lengths)) + 5
-    masked = bert_masking(tokens, candidates, lengths_B, numbers, masking)
-    expected = _by_words(tokens, candidates, lengths_B, numbers, masking)
+    masked = bert_masking(tokens, candidates, lengths_B, numbers, masking, continues)
+    expected = _by_words(tokens, candidates, lengths_B, numbers, masking, continues)
     for row, places in enumerate(expected):
         used = masked.weights[row] > 0
         assert masked.slots[row, used].tolist() == places
@@ -162,7 +162,7 @@ def test_words_of_one_piece_are_masked_as_pieces_are():
     plain = Masking(7, 20, 0.15, MASK, V)
     one, other = (
         bert_masking(tokens, candidates, lengths, np.arange(50), masking)
-        for masking in (plain, plain._replace(continues_V=np.zeros(V, bool)))
+        for masking in (plain, plain._replace(kind="whole_words"))
     )
     assert (one.slots == other.slots).all() and (one.tokens == other.tokens).all()
 
@@ -174,8 +174,8 @@ def test_whole_words_are_15_of_a_hundred_and_each_alike():
     tokens[:, 0] = tokens[:, -1] = 2
     candidates = np.ones((n, L), bool)
     candidates[:, [0, -1]] = False
-    masking = Masking(1, 20, 0.15, MASK, V, np.isin(np.arange(V), (61, 62)))
-    masked = bert_masking(tokens, candidates, np.full(n, L), np.arange(n), masking)
+    masking = Masking(1, 20, 0.15, MASK, V, "whole_words")
+    masked = bert_masking(tokens, candidates, np.full(n, L), np.arange(n), masking, np.isin(tokens, (61, 62)))
     used = masked.weights > 0
     # 19 of 128, or one fewer where no word of one piece was left to fill up with: never, with so many of them.
     assert (used.sum(1) == 19).all()

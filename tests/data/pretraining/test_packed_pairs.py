@@ -84,7 +84,7 @@ def test_a_ramp_has_numbers_of_rows_for_each_size(shards):
 
 def test_fields_of_packed_pairs_are_as_announced(shards):
     packed = opened(shards, True)
-    assert packed.fields == pair_fields(True) and pair_fields(False) == FIELDS
+    assert packed.fields == pair_fields(DataConfig(packed=True)) and pair_fields(DataConfig()) == FIELDS
     batch = packed.read(2)
     check_fields(batch, packed.fields)
     assert set(batch) == set(packed.fields) == {*FIELDS, "packs", "positions", "begins"}
@@ -106,7 +106,7 @@ def test_held_out_pairs_share_rows_and_what_fills_up_has_none(shards, devices: i
     data = dataclasses.replace(config(shards.folder.parent), batch=14)
     plain = HeldOutPairs(shards, data)
     packed = HeldOutPairs(shards, dataclasses.replace(data, packed=True), devices=devices)
-    assert packed.fields == pair_fields(True) and packed.count == plain.count and packed.count % 14
+    assert packed.fields == pair_fields(DataConfig(packed=True)) and packed.count == plain.count and packed.count % 14
     assert packed.steps == plain.steps > 1
     for step in range(packed.steps):
         batch, alone = packed.read(step), plain.read(step)

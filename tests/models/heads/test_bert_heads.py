@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from contexture.models.bert import MaskedLmHead, NextSentenceHead
+from contexture.models.bert import MaskedLmHead, NextSentenceHead, SpanBoundaryHead
 from contexture.models.config import BertConfig, GptConfig
 from contexture.models.encoding import Encoding
 from contexture.models.families import build
@@ -46,6 +46,33 @@ def test_logits_of_a_masked_token_are_those_of_the_equations(tied, activation):
     x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3) * p["norm"]["scale"] + p["norm"]["bias"]
     expected = x @ (np.asarray(encoding.table_VD) if tied else p["table"]).T + p["bias"]
     close(module.apply({"params": params}, encoding, {"slots": slots}), expected)
+    assert ("table" in p) is not tied
+
+
+def _normed(x: np.ndarray, norm: dict[str, np.ndarray]) -> np.ndarray:
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-3) * norm["scale"] + norm["bias"]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_from_a_spans_boundary_are_those_of_the_equations(tied: bool):
+    """SpanBERT's two layers on the two tokens and the place in the span; places beyond the last share its vector."""
+    encoding = _encoding()
+    left, right, offset = (
+        np.array(x, np.int32) for x in ([[0, 0, 2], [1, 0, 0]], [[3, 3, 4], [4, 2, 0]], [[0, 19, 25], [3, 0, 0]])
+    )
+    batch = {"left": left, "right": right, "offset": offset}
+    module = SpanBoundaryHead(SIZES, "relu", 1e-3, INIT, jnp.float32, tied)
+    params, p = _drawn(module, batch)
+    assert p["places"].shape == (20, 200)
+    hidden = np.asarray(encoding.hidden_BLD, np.float64)
+    beside = [np.take_along_axis(hidden, side[..., None], 1) for side in (left, right)]
+    inputs = np.concatenate([*beside, p["places"][np.minimum(offset, 19)]], -1)
+    first = np.concatenate([p[name]["kernel"] for name in ("left", "right", "place")])
+    x = _normed(np.maximum(inputs @ first + p["left"]["bias"], 0), p["norm"])
+    x = _normed(np.maximum(x @ p["transform"]["kernel"] + p["transform"]["bias"], 0), p["norm_2"])
+    expected = x @ (np.asarray(encoding.table_VD) if tied else p["table"]).T + p["bias"]
+    close(module.apply({"params": params}, encoding, batch), expected)
     assert ("table" in p) is not tied
 
 
