@@ -80,6 +80,10 @@ _SCOPES: dict[str, _Scope] = {
             lambda run: _is_task(run) or not run.text.continues_rows,
         ),
     ),
+    "data.phases": _Scope(
+        f"pretraining {_called(lambda text: text.stream is not None and not text.continues_rows)}",
+        lambda run: not _is_task(run) and run.text.stream is not None and not run.text.continues_rows,
+    ),
     "data.span_boundary": _Scope(
         "pretraining a BERT with --data.masking spans", lambda run: not _is_task(run) and run.data.masking == "spans"
     ),

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from contexture.data.phases import with_phases
 from contexture.option_scope import check_scope, other_options, own_options
 from contexture.places import path_of
 from contexture.suggestions import suggest_option
@@ -26,7 +27,10 @@ def with_options(run: Run, options: Mapping[str, Any], where: str = "", *, whole
     Raises:
         ConfigError: when an option does not exist, is of the wrong kind, has no meaning, or does not fit the others.
     """
-    given = {name.replace("-", "_"): value for name, value in options.items()}
+    try:
+        given = with_phases({name.replace("-", "_"): value for name, value in options.items()})
+    except ValueError as error:
+        raise ConfigError(f"{where and where + ': '}{error}") from None
     if not whole:  # a whole run.json may hold epochs as well as the steps that replaced them
         run = without_replaced(run, {name for name, value in given.items() if value})
     usual, tree = fields(run), to_json(run)

@@ -1,10 +1,13 @@
 """The configuration of data: sources, tokenizer, batches, tasks. Plain dataclasses: importing this costs nothing."""
 
+import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from contexture.data.mixed_paths import mixture_of
+from contexture.data.phases import Phase, phase_number, phases_of
 from contexture.data.task_kinds import KINDS, Kind
 
 LearnedKind = Literal["wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe", "words"]
@@ -81,6 +84,9 @@ class DataConfig:
     """The step at which the ramp reaches data.batch."""
     length: int = 128
     """Tokens per sequence, special tokens included."""
+    phases: tuple[str, ...] = ()
+    """Phases of one run with other lengths and batches, LENGTHxBATCH:STEPS each, as 128x256:900000 512x256:100000. It
+    takes the place of data.length, data.batch and steps."""
     context: Context = "sentence"
     """What a sentence of a tagging task is read with. document: as much of the document around it as fits data.length;
     files are *.conll (-DOCSTART- begins a document) or *.conllu (# newdoc)."""
@@ -133,6 +139,7 @@ class DataConfig:
         if self.negatives < 0:
             raise ValueError(f"data.negatives={self.negatives} is not a number of words (0: the whole vocabulary)")
         self._check_masking()
+        self._check_phases()
         for name in ("short_fraction", "dev_fraction"):
             value = getattr(self, name)
             # `not a <= x < b` refuses NaN as well, for which every comparison is false.
@@ -203,6 +210,29 @@ class DataConfig:
         # One slot at least, since the original masks a token of every sequence.
         return self.max_predictions or max(math.ceil(round(self.length * max(self.masked_fractions), 6)), 1)
 
+    def _check_phases(self) -> None:
+        if not self.phases:
+            return
+        last = phases_of(self.phases)[-1]
+        if last.steps:
+            raise ValueError(f"data.phases: {self.phases[-1]!r} has what is left of the steps; leave its number out")
+        if (last.length, last.batch) != (self.length, self.batch):
+            raise ValueError(
+                f"data.length={self.length} and data.batch={self.batch} are not those of the last of data.phases, "
+                f"{self.phases[-1]!r}; give the same"
+            )
+        if self.ramp_from:
+            raise ValueError("data.phases and data.ramp-from both change the batch; give one of them")
+
+    @property
+    def stretches(self) -> tuple[Phase, ...]:
+        """Returns the phases; one where there are no others."""
+        return phases_of(self.phases) if self.phases else (Phase(0, self.length, self.batch, 0),)
+
+    def at(self, step: int) -> "DataConfig":
+        """Returns the settings of the phase that a step is in."""
+        return _in_phase(self, phase_number(self.stretches, step)) if self.phases else self
+
     def _ramp(self) -> list[int]:
         """Returns the sizes of a batch on the ramp: 16, 32, … to half of it."""
         sizes, size = [], self.ramp_from
@@ -213,7 +243,9 @@ class DataConfig:
         return sizes
 
     def batch_size_at(self, step: int) -> int:
-        """Returns the sequences of a step: `batch`, or fewer on the ramp."""
+        """Returns the sequences of a step: those of its phase, or fewer on the ramp."""
+        if self.phases:
+            return self.at(step).batch
         # Without a ramp `ramp_steps` is 0, so that every step has the whole batch.
         if step >= self.ramp_steps:
             return self.batch
@@ -222,7 +254,11 @@ class DataConfig:
         return sizes[step * len(sizes) // self.ramp_steps]
 
     def examples_before(self, step: int) -> int:
-        """Returns the sequences of all steps before this one: every one has a number, whatever the ramp."""
+        """Returns the sequences of all steps before this one: every one has a number, whatever ramp or phases."""
+        if self.phases:
+            phases = self.stretches
+            ends = [*(phase.first for phase in phases[1:]), step]
+            return sum(max(min(end, step) - p.first, 0) * p.batch for p, end in zip(phases, ends, strict=True))
         # Behind the ramp every step has a whole batch; on it each stage counts its steps so far.
         whole, sizes = max(step - self.ramp_steps, 0) * self.batch, self._ramp()
         for number, size in enumerate(
@@ -235,8 +271,14 @@ class DataConfig:
 
     def size_at(self, step: int) -> StepSize:
         """Returns the size of a step without padding."""
-        batch = self.batch_size_at(step)
-        return StepSize(batch, batch * self.length, batch * self.length)
+        batch, length = self.batch_size_at(step), self.at(step).length
+        return StepSize(batch, batch * length, batch * length)
+
+
+@functools.lru_cache
+def _in_phase(config: DataConfig, number: int) -> DataConfig:
+    phase = config.stretches[number]
+    return dataclasses.replace(config, phases=(), length=phase.length, batch=phase.batch)
 
 
 @dataclass(frozen=True, kw_only=True)

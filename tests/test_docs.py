@@ -14,6 +14,7 @@ from contexture import configs
 from contexture.cli.commands import COMMANDS
 from contexture.cli.help import options_of
 from contexture.configs.finetuning import finetune_run
+from contexture.overrides import with_options
 from contexture.train.settings.run_file import read
 from tests.conftest import ROOT
 from tests.helpers.commands import done, json_of
@@ -42,6 +43,8 @@ OF_OTHERS = {
 def _flags() -> set[str]:
     """Every option of every command, in all families."""
     runs = [configs.recipe(name) for name in ("bert.tiny", "gpt.tiny", "elmo.tiny")]
+    # Options that only another option gives a meaning.
+    runs.append(with_options(runs[0], {"data.masking": "spans", "data.masked_fraction": "0.3:0.15"}))
     tuned = [finetune_run(run, "", kind) for run in runs for kind in ("classify", "tag", "span")]
     flags = set(EVERYWHERE | OF_OTHERS)
     for command in COMMANDS.values():

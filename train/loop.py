@@ -116,10 +116,11 @@ def _claim_folder(run: Run, folder: Path, mesh: Mesh, stack: ExitStack) -> Run:
 
     Process 0 owns the folder.
     """
-    # Every batch of the run divides evenly if the smallest does: a ramp doubles its size (data.ramp-from).
-    smallest = "data.ramp-from" if run.data.ramp_from else "data.batch"
-    meshes.check_batch(mesh, run.data.batch_size_at(0), run.optim.accumulate, smallest)
-    meshes.check_context(run.mesh, run.model, run.data.length)
+    # Every batch of the run, or of a phase, divides evenly if the smallest does: data.ramp-from doubles its size.
+    smallest = "data.ramp-from" if run.data.ramp_from else "data.phases" if run.data.phases else "data.batch"
+    for phase in run.data.stretches:
+        meshes.check_batch(mesh, run.data.batch_size_at(phase.first), run.optim.accumulate, smallest)
+        meshes.check_context(run.mesh, run.model, phase.length)
     meshes.describe_attention(run.model, run.shares_rows)
     meshes.check_compiler_options(run.mesh, mesh)
     check_adapters(run)
@@ -232,6 +233,7 @@ def _run_steps(session: Session) -> None:
     with goodput.part("steps"), reading as stream:
         for number, local in session.meter.timed(stream, goodput):
             session.meter.counted(number, local)
+            session.announce(number)
             batch = meshes.shard_batch(mesh, local, batches.fields, batch_size_at(number))
             # The call returns at once: the device works while the host reads on. Only for a batch of a new size or
             # length is it compiled first.

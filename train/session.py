@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import logging
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,7 +11,9 @@ from typing import NoReturn, TypedDict
 
 import jax
 
+from contexture.data.phases import phase_number
 from contexture.data.pretraining.mixture import MixedBatches
+from contexture.data.pretraining.phased_batches import PhasedBatches
 from contexture.data.tasks.batch.training_batches import TaskBatches
 from contexture.models.layers.stacked import unstack_layers
 from contexture.train.checkpoints.manager import Checkpoints
@@ -28,6 +31,8 @@ from contexture.train.run.throughput import ThroughputMeter
 from contexture.train.run.watchdog import Watchdog, stalled_file
 from contexture.train.setup import TrainingSetup
 from contexture.train.step import Metrics, State, evaluation_step
+
+logger = logging.getLogger(__name__)
 
 
 class Evaluated(TypedDict, total=False):
@@ -96,11 +101,23 @@ class Session:
             if self._measure() is None:
                 self._leave(self.signals.state)
 
+    def announce(self, number: int) -> None:
+        """Logs the first step of a phase."""
+        phases = self.parts.run.data.stretches
+        # Also the first step of a start, within a phase.
+        if len(phases) > 1 and (number == self.start or number in [phase.first for phase in phases]):
+            at = phase_number(phases, number)
+            logger.info(
+                f"phase {at + 1} of {len(phases)}, from step {phases[at].first:,} on: {phases[at].length} tokens, "
+                f"{phases[at].batch:,} sequences a step"
+            )
+
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
         """Within this block the training step is compiled."""
         with self.report.compiling(), self.report.goodput.part("compiling"):
             yield
+        self.meter.compiled()
         # A process that is killed before its first figures has compiled all the same.
         self._record_goodput()
 
@@ -163,8 +180,11 @@ class Session:
         """Fetches the metrics of steps and records them. Raises Diverged."""
         records = self.meter.records([step for step, _ in ready], jax.device_get([metrics for _, metrics in ready]))
         # Sources of a mixture are read at paces of their own.
-        if isinstance(self.parts.batches, MixedBatches):
+        if isinstance(self.parts.batches, MixedBatches | PhasedBatches):
             records = [{**record, **self.parts.batches.passes(record["step"])} for record in records]
+        data = self.parts.run.data
+        if data.phases:
+            records = [{**record, "length": data.at(record["step"] - 1).length} for record in records]
         del self.pending[: len(ready)]
         # It decides on divergence only; metrics.jsonl keeps `skipped`, the sum.
         in_row = [record.pop("skipped_in_row") for record in records]

@@ -22,6 +22,7 @@ from contexture.data.plain_files import check_plain
 from contexture.data.pretraining import tokenize_corpus
 from contexture.data.pretraining.instance_records import record_files
 from contexture.data.pretraining.mixture import MixedBatches, MixedShards, Numbered, open_mixture
+from contexture.data.pretraining.phased_batches import PhasedBatches
 from contexture.data.pretraining.record_batches import RecordBatches
 from contexture.data.pretraining.record_store import RecordStore, convert
 from contexture.data.pretraining.shards import Shards, prepared_at
@@ -172,6 +173,12 @@ def open_batches(
         devices: how many devices share a batch.
     """
     parts = run.optim.accumulate
+    if run.data.phases:
+        # Fractions change over all steps, whichever phase they are in.
+        steps = run.data.masked_steps or run.steps * (":" in run.data.masked_fraction)
+        each = [dataclasses.replace(run.data.at(phase.first), masked_steps=steps) for phase in run.data.stretches]
+        alone = [dataclasses.replace(run, data=data) for data in each]
+        return PhasedBatches(run.data, [open_batches(one, store, tokenizer, cancel, devices) for one in alone])
     if ":" in run.data.masked_fraction and not run.data.masked_steps:
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, masked_steps=run.steps))
     if isinstance(store, ExampleStore):
@@ -368,6 +375,8 @@ def check_records(run: Run) -> None:
         changes = name != "masked_fraction" or ":" in run.data.masked_fraction
         if changes and getattr(run.data, name) != getattr(DataConfig, name):
             raise ConfigError(f"TFRecords are masked already; leave {flag('data.' + name)} out")
+    if run.data.phases:
+        raise ConfigError("TFRecords have sequences of one length; leave data.phases out, and train on each in turn")
     if run.data.dev and not record_files(run.data.dev, "data.dev"):
         raise ConfigError("data.path names TFRecords, and data.dev text; give both of one kind")
 

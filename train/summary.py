@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 from contexture.data.batches import check_fields
 from contexture.data.describe import describe as describe_row
 from contexture.data.pretraining.mixture import MixedBatches
+from contexture.data.pretraining.phased_batches import PhasedBatches
 from contexture.models.config import TransformerConfig
 from contexture.models.shapes import by_path, dims_of
 from contexture.train import mesh as meshes
@@ -70,10 +71,12 @@ def log_start(parts: TrainingSetup, given: Run, recipe: Run, report: Report, sha
         report.table("parameters", ("path", "dims", "shape", "cut over"), rows)
     # Data: steps in epochs show at once whether --steps fits the size of the data.
     epochs = run.data.examples_before(run.steps) / parts.batches.examples_per_epoch
+    if isinstance(parts.batches, PhasedBatches):
+        epochs = parts.batches.epochs(run.steps)
     held = f"{parts.held_out.count:,} {parts.held_out.unit}" if parts.held_out else "nothing"
     logger.info(f"{parts.batches.describe()}; {run.steps:,} steps are {epochs:.2f} epochs; {held} held out")
-    if isinstance(parts.batches, MixedBatches):
-        passes = parts.batches.passes(run.steps).items()
+    passes = parts.batches.passes(run.steps).items() if isinstance(parts.batches, MixedBatches | PhasedBatches) else ()
+    if passes:
         logger.info("passes over each: " + ", ".join(f"{name.partition('/')[2]} {n:.2f}" for name, n in passes))
     if parts.held_out:
         report_odd(parts.held_out)

@@ -10,6 +10,7 @@ from contexture.cli.commands import COMMANDS
 from contexture.cli.help import command_page, options_of, wants_help
 from contexture.cli.option_model import Option, leaves
 from contexture.data.errors import did_you_mean
+from contexture.data.phases import with_phases
 from contexture.option_scope import check_scope, other_options, own_options
 from contexture.suggestions import has_other_name, suggest_option
 from contexture.train.errors import ConfigError
@@ -55,7 +56,7 @@ def parse(kind: type[T], argv: list[str], title: str, default: T | None = None) 
     if unknown is not None and run is None:
         raise unrecognised(unknown, None)
     try:
-        parsed = _build(kind, default, values)
+        parsed = _build(kind, default, with_phases(values))
     except ValueError as error:
         raise ConfigError(str(error)) from None
     if unknown is not None:

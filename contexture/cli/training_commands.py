@@ -136,7 +136,7 @@ def plan_command(argv: list[str]) -> StreamingResult:
     import jax
 
     from contexture.train.plan.describe import COLUMN, describe, describe_all, describe_nearest
-    from contexture.train.plan.plan import captured_stderr, plan
+    from contexture.train.plan.plan import captured_stderr, of_phases, plan
     from contexture.train.plan.suggest import nearest, suggest
     from contexture.train.plan.topology import topology
 
@@ -151,15 +151,22 @@ def plan_command(argv: list[str]) -> StreamingResult:
             write(describe_all(plans))
             return _with_code({"plans": plans}, plans[0]["fits"])
         logger.info(f"compiling {name} for {request.topology}; this takes a minute or more")
-        made = plan(request.run, devices, name)
-        write(fit_column(describe(made), COLUMN, terminal_width()))
-        if made["fits"]:
-            return made
-        write("\n")
-        logger.info("it does not fit; looking for what does")
-        found = nearest(request.run, devices, name)
-        write(fit_column(describe_nearest(found), COLUMN, terminal_width()))
-        return _with_code({**made, "nearest": found}, fits=False)
+        phases, results = of_phases(request.run), list[Result]()
+        for number, run in enumerate(phases, 1):
+            if len(phases) > 1:
+                write(f"phase {number} of {len(phases)}\n")
+            made: Result = plan(run, devices, name)
+            write(fit_column(describe(made), COLUMN, terminal_width()))
+            if not made["fits"]:
+                write("\n")
+                logger.info("it does not fit; looking for what does")
+                found = nearest(run, devices, name)
+                write(fit_column(describe_nearest(found), COLUMN, terminal_width()))
+                made = {**made, "nearest": found}
+            results.append(made)
+            write("\n" * (number < len(phases)))
+        fits = all(made["fits"] for made in results)
+        return _with_code(results[0] if len(results) == 1 else {"phases": results}, fits)
 
     return StreamingResult(work)
 

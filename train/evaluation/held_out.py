@@ -80,7 +80,8 @@ def open_held_out(
         return HeldOutTask(dev, tokenizer, run.data, batch, weights_C, family=run.family, devices=devices).with_rules(
             rules
         )
-    config = dataclasses.replace(run.data, batch=batch, ramp_from=0, ramp_steps=0)  # a ramp is for training
+    # A ramp and phases are for training; held-out text is read as in the last phase.
+    config = dataclasses.replace(run.data, batch=batch, ramp_from=0, ramp_steps=0, phases=())
     if isinstance(store, RecordStore):
         return HeldOutRecords(store, config, devices=devices) if store.count("dev") else None
     if isinstance(store, MixedShards):

@@ -200,6 +200,18 @@ def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | 
     return figures if topology.chip is None else _with_roofline(figures, cost, flops, run, topology)
 
 
+def of_phases(run: Run) -> list[Run]:
+    """Returns a run for each of its phases (data.phases), with its steps alone; the run itself where it has none."""
+    if not run.data.phases:
+        return [run]
+    starts = [phase.first for phase in run.data.stretches]
+    ends = [*starts[1:], run.steps]
+    return [
+        dataclasses.replace(run, data=run.data.at(first), steps=end - first)
+        for first, end in zip(starts, ends, strict=True)
+    ]
+
+
 def _count_memory(memory: Memory, compiled: Any, program: Program) -> None:
     """Adds a compiled step's total memory, its temporaries and its saved activations."""
     # XLA's own account of one device: arguments, temporaries, results, and results that take the place of arguments.

@@ -56,8 +56,9 @@ def suggest(run: Run, devices: Topology, name: str = "") -> list[Plan]:
     that the mesh can share. Their memory and time are estimated; the best are compiled, MAX_PROGRAMS at most. One that
     does not fit is tried again in twice as many parts. The best is compiled with every other attention kernel too.
     """
-    if run.data.ramp_from:
-        raise ConfigError("--suggest plans one size of batch; leave --data.ramp-from out")
+    if run.data.ramp_from or run.data.phases:
+        option = "--data.ramp-from" if run.data.ramp_from else "--data.phases"
+        raise ConfigError(f"--suggest plans one size of batch; leave {option} out")
     plans: list[Plan] = []
     done: set[tuple[object, ...]] = set()
     for candidate in sorted(candidates(run, devices), key=lambda candidate: candidate.seconds):

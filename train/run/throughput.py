@@ -1,6 +1,7 @@
 """The speed of training: tokens per second, and MFU, the fraction of the chip's peak that the model's FLOPs use."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
@@ -8,7 +9,7 @@ from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 
-from contexture.data.config import StepSize
+from contexture.data.config import DataConfig, StepSize
 from contexture.models.families import family_of
 from contexture.train.objectives import batch_sizes
 from contexture.train.run.goodput import Goodput
@@ -80,7 +81,10 @@ def unknown_peak(device: Device) -> str:
 
 def activation_floats(run: Run) -> float:
     """Returns about how many numbers of activations a training step holds at once, on top of its parameters."""
-    return family_of(run.model).activation_floats(run.model, batch_sizes(run, run.data.batch // run.optim.accumulate))
+    floats = family_of(run.model).activation_floats
+    # Of phases the one that takes most.
+    each = [dataclasses.replace(run, data=run.data.at(phase.first)) for phase in run.data.stretches]
+    return max(floats(one.model, batch_sizes(one, one.data.batch // one.optim.accumulate)) for one in each)
 
 
 class ThroughputMeter:
@@ -114,14 +118,20 @@ class ThroughputMeter:
         self._sizes: dict[int, StepSize] = {}
         # Stored features are read without padding.
         self._has_padding = size_at is not None and not run.reads_features
-        sizes, training_flops = batch_sizes(run, 1), family_of(run.model).training_flops
-        # length → seconds that all devices together need for one such sequence at their peak. Cached: there are few
-        # lengths, and the formula of a family walks over its configuration.
-        self._peak_seconds = lru_cache(
-            lambda length: (
-                training_flops(run.model, {**sizes, "A": 1, "L": length}) / (peak * devices) if peak else None
-            )
+        training_flops = family_of(run.model).training_flops
+        # The settings of a phase → the FLOPs of one of its steps, by which the steps that are left are weighed.
+        self._step_flops = lru_cache(
+            lambda data: training_flops(run.model, batch_sizes(dataclasses.replace(run, data=data), data.batch))
         )
+
+        # Seconds that all devices together need for one sequence of this length at their peak. Cached: there are few
+        # lengths, and the formula of a family walks over its configuration.
+        @lru_cache
+        def peak_seconds(data: DataConfig, length: int) -> float | None:
+            sizes = batch_sizes(dataclasses.replace(run, data=data), 1)
+            return training_flops(run.model, {**sizes, "A": 1, "L": length}) / (peak * devices) if peak else None
+
+        self._peak_seconds = peak_seconds
 
     @contextlib.contextmanager
     def pausing(self, kind: Literal["evaluation", "save"]) -> Iterator[None]:
@@ -131,6 +141,10 @@ class ThroughputMeter:
         # The clock of the steps starts again after the pause.
         self._last_time, self._waited = time.perf_counter(), 0.0
         self._pauses[kind] = self._last_time - start
+
+    def compiled(self) -> None:
+        """Notes that the steps of the next records include a compilation, so that these have no speed."""
+        self._compiled = False
 
     def _pauses_left(self, done: int) -> float:
         """Returns the seconds of the evaluations and saves after step `done`, each as long as the latest of its kind.
@@ -143,6 +157,19 @@ class ThroughputMeter:
             # Multiples of `every` in (done, steps], and one more if the last step is no multiple.
             left += seconds * (self._steps // every - done // every + (self._steps % every > 0))
         return left
+
+    def _steps_left(self, done: int) -> float:
+        """Returns the steps after step `done`, counted in steps like that one: those of another phase by their
+        FLOPs."""
+        phases = self._data.stretches
+        if len(phases) == 1:
+            return self._steps - done
+        now = self._step_flops(self._data.at(max(done - 1, 0)))
+        ends = [*(phase.first for phase in phases[1:]), self._steps]
+        return sum(
+            max(end - max(phase.first, done), 0) * self._step_flops(self._data.at(phase.first)) / now
+            for phase, end in zip(phases, ends, strict=True)
+        )
 
     def timed(self, batches: Iterator[T], goodput: Goodput) -> Iterator[T]:
         """Yields batches, and counts the time that the loop waits for them."""
@@ -189,17 +216,21 @@ class ThroughputMeter:
         # The batch may grow (data.ramp-from), and texts differ in length.
         sizes = [self._size(step) for step in range(self._last_step, last)]
         tokens, computed = sum(size.tokens for size in sizes), sum(size.computed for size in sizes)
-        # The first records have no speed: their time includes the compilation.
+        # Records whose time includes a compilation have no speed.
         speed: dict[str, float] = {}
         if self._compiled:
             speed = {
                 "tokens_per_second": tokens / count / seconds,
-                "seconds_left": seconds * (self._steps - last) + self._pauses_left(last),
+                "seconds_left": seconds * self._steps_left(last) + self._pauses_left(last),
                 "data_wait": min(self._waited / max(now - self._last_time, 1e-9), 1.0),
             }
             # MFU: the seconds that these sequences would take at the peak, over the seconds that they took. They count
             # as all of the step's mean length, rounded up; what pads them counts for nothing.
-            peak_seconds = [(self._peak_seconds(-(-size.tokens // size.sequences)), size.sequences) for size in sizes]
+            phases = [self._data.at(step) for step in range(self._last_step, last)]
+            peak_seconds = [
+                (self._peak_seconds(data, -(-size.tokens // size.sequences)), size.sequences)
+                for data, size in zip(phases, sizes, strict=True)
+            ]
             if all(each is not None for each, _ in peak_seconds):
                 speed["mfu"] = sum((each or 0.0) * n for each, n in peak_seconds) / count / seconds
         # Windows and lanes of text are full, and have no such figure.

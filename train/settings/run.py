@@ -69,20 +69,27 @@ class Run:
         self._check_redrawn()
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed={self.seed} is not in [0, 2^31)")
-        if self.data.length > self.model.length:
+        if (longest := max(phase.length for phase in self.data.stretches)) > self.model.length:
             raise ValueError(
-                f"data.length={self.data.length} exceeds model.length={self.model.length}; "
+                f"data.length={longest} exceeds model.length={self.model.length}; "
                 "lower data.length or raise model.length"
             )
-        # The smallest batch of the run: a ramp only doubles it.
-        first = self.data.batch_size_at(0)
-        if first % self.optim.accumulate:
-            name = "ramp-from" if self.data.ramp_from else "batch"
-            raise ValueError(f"data.{name}={first} is not a multiple of optim.accumulate={self.optim.accumulate}")
+        # The smallest batch of the run, or of each phase: a ramp only doubles it.
+        for phase in self.data.stretches:
+            first, name = self.data.batch_size_at(phase.first), "batch"
+            if self.data.ramp_from or self.data.phases:
+                name = "ramp-from" if self.data.ramp_from else "phases: a batch"
+            if first % self.optim.accumulate:
+                raise ValueError(f"data.{name}={first} is not a multiple of optim.accumulate={self.optim.accumulate}")
         # The step of the last share must be known before the text is.
         if ":" in self.data.masked_fraction and not (self.steps or self.data.masked_steps):
             raise ValueError("data.masked-fraction from one share to another wants --steps; leave epochs out")
         # Epochs become steps by one size of batch.
+        if self.data.phases and self.steps <= self.data.stretches[-1].first:
+            raise ValueError(
+                f"steps={self.steps} ends before the last of data.phases begins, at step "
+                f"{self.data.stretches[-1].first}; give more --steps, or fewer phases"
+            )
         if self.data.ramp_from and not self.steps:
             raise ValueError("data.ramp-from wants --steps, since steps in an epoch vary; leave epochs out")
 
@@ -125,12 +132,14 @@ class Run:
         # Options of `data` that only some pretrainings or kinds of task read.
         data, unused = self.data, ("documents", "packed")
         if self.task.kind == "off":
-            self.text.check_pretraining(data)
+            for phase in data.stretches:
+                self.text.check_pretraining(data.at(phase.first))
             # A family may read some of these options in pretraining.
             unused = tuple(name for name in unused if name not in self.text.pretraining_options)
             if self.text.continues_rows:
-                unused += ("ramp_from", "ramp_steps")
+                unused += ("ramp_from", "ramp_steps", "phases")
         else:
+            unused += ("phases",)
             check_pair_length(data)
         if self.task.kind != "tag":
             unused += ("context",)

@@ -15,6 +15,7 @@ from jax.core import Tracer
 
 from contexture import configs
 from contexture.cli import main as cli
+from contexture.overrides import with_options
 from contexture.train import mesh as meshes
 from contexture.train.errors import ConfigError, install_hint
 from contexture.train.plan import topology as topologies
@@ -382,3 +383,18 @@ def test_an_interrupt_ends_a_plan_while_it_compiles(door):
     # At once, and not when the compiler returns.
     assert process.communicate(timeout=20) == ("", "Ctrl-C: stopped; the same command starts again\n")
     assert process.returncode == 130
+
+
+@pytest.mark.long
+def test_each_phase_of_a_run_is_planned(capsys: pytest.CaptureFixture[str]):
+    words = ["plan", "bert.tiny", "--topology", "cpu:8", *TINY[:-4], "--data.phases", "16x8:4 32x16:4"]
+    assert cli.main([*map(str, words), "--json"]) == 0
+    plans = json.loads(capsys.readouterr().out)["phases"]
+    assert [(each["length"], each["batch"], each["fits"]) for each in plans] == [(16, 8, True), (32, 16, True)]
+    assert plans[0]["flops"] < plans[1]["flops"]
+
+
+def test_suggestions_are_for_one_length():
+    run = with_options(configs.recipe("bert.tiny"), {"data.phases": "16x8:4 32x16:4"})
+    with pytest.raises(ConfigError, match="--suggest plans one size of batch; leave --data.phases out"):
+        suggest(run, topology("cpu:8"))

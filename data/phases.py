@@ -1,0 +1,73 @@
+"""Phases of a pretraining, as data.phases names them: LENGTHxBATCH:STEPS for each, and the last without its steps."""
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+_FORM = re.compile(r"(\d{1,9})x(\d{1,9})(?::(\d{1,12}))?")
+
+
+class Phase(NamedTuple):
+    """A stretch of steps with sequences of one length.
+
+    Args:
+        first: its first step.
+        length: tokens of a sequence.
+        batch: sequences of a step.
+        steps: how many steps it has; 0: all that are left.
+    """
+
+    first: int
+    length: int
+    batch: int
+    steps: int
+
+
+@functools.lru_cache
+def phases_of(texts: tuple[str, ...]) -> tuple[Phase, ...]:
+    """Returns the phases that texts name: `phases_of(("128x256:900000", "512x256"))`.
+
+    Raises: ValueError for a text of another form, a number of 0, and any phase but the last without its steps.
+    """
+    phases: list[Phase] = []
+    for number, text in enumerate(texts, 1):
+        match = _FORM.fullmatch(text)
+        length, batch, steps = (int(part or 0) for part in match.groups()) if match else (0, 0, 0)
+        # Only of the last phase the steps may follow from those of the run.
+        if not length or not batch or (not steps and (number < len(texts) or (match and match[3]))):
+            raise ValueError(f"data.phases: {text!r} is not LENGTHxBATCH:STEPS; give each phase as 128x256:900000")
+        phases.append(Phase(sum(each.steps for each in phases), length, batch, steps))
+    if len(phases) == 1:
+        raise ValueError("data.phases names a single phase; give --data.length, --data.batch and --steps instead")
+    return tuple(phases)
+
+
+def with_phases(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options with what data.phases says in other words: length and batch of the last phase, and all steps.
+
+    given: values by dotted names; the phases one text or several.
+
+    Raises: ValueError as `phases_of`, and where an option says something else.
+    """
+    options = dict(given)
+    if not given.get("data.phases"):
+        return options
+    value = given["data.phases"]
+    texts = tuple(" ".join([value] if isinstance(value, str) else map(str, value)).split())
+    phases = phases_of(texts)
+    last = phases[-1]
+    # The last phase ends with the run, so that --steps makes a run longer that has phases too.
+    options["data.phases"] = (*texts[:-1], texts[-1].partition(":")[0])
+    said = {"data.length": last.length, "data.batch": last.batch}
+    if last.steps:
+        said["steps"] = last.first + last.steps
+    for name, wanted in said.items():
+        if given.get(name, wanted) != wanted:
+            raise ValueError(f"--{name} {given[name]} contradicts --data.phases, which says {wanted}; leave it out")
+    return options | said
+
+
+def phase_number(phases: Sequence[Phase], step: int) -> int:
+    """Returns which phase a step is in, from 0 on."""
+    return sum(step >= phase.first for phase in phases) - 1
