@@ -114,6 +114,30 @@ def large() -> Run:
     return _full(30522, layers=24, hidden=1024, heads=16)
 
 
+def large_lamb() -> Run:
+    """bert-large-uncased in 8,601 steps of 65,536 and 32,768 sequences, both phases in one run.
+
+    contexture pretrain bert.large_lamb --dir runs/lamb --data.path FOLDER --data.tokenizer vocab.txt --mesh.fsdp 8
+
+    You et al. 2020, section 4: LAMB, and a warm-up in each phase. Rates and warm-ups are those that NVIDIA published
+    for its own training with these batches (DeepLearningExamples, BERT); it lets them fall with the root of the steps
+    that are left. --optim.accumulate sets how many sequences are computed at once. Expect: 90.4 to 90.6 F1 on SQuAD 1.1
+    (paper, table 1). Not yet run.
+    """
+    first = large()
+    data = dataclasses.replace(first.data, phases=("128x65536:7038", "512x32768"), length=512, batch=32768)
+    optim = dataclasses.replace(
+        first.optim,
+        name="lamb",
+        schedule="linear",
+        peak_lr=6e-3,
+        phase_lr=(6e-3, 4e-3),
+        phase_warmup=(2000, 200),
+        accumulate=64,
+    )
+    return dataclasses.replace(first, data=data, optim=optim, steps=8601)
+
+
 def base_cased() -> Run:
     """bert-base-cased, 108.3M parameters.
 

@@ -57,7 +57,8 @@ def _is_task(run: Run) -> bool:
 _TASK = _Scope("contexture finetune", _is_task)
 _CAUSAL = _called(lambda text: text.is_causal)
 _READERS_OF_WORDS = _called(lambda text: text.reads_words)
-_ADAM = _Scope("--optim.name adamw, bert, gpt1 or lamb", lambda run: run.optim.name != "adagrad")
+_ADAM = _Scope("--optim.name adamw, bert, gpt1 or lamb", lambda run: run.optim.name not in ("adagrad", "adafactor"))
+_IN_PHASES = _Scope("a run with --data.phases", lambda run: bool(run.data.phases))
 _SCOPES: dict[str, _Scope] = {
     **dict.fromkeys(
         ("data.path", "data.text_column", "data.dev", "data.dev_fraction"),
@@ -99,6 +100,7 @@ _SCOPES: dict[str, _Scope] = {
     "optim.layer_decay": _Scope(
         _called(lambda text: "layers" in _model_fields(FAMILIES[text.name].config)), lambda run: run.model.layers > 0
     ),
+    **dict.fromkeys(("optim.phase_lr", "optim.phase_warmup"), _IN_PHASES),
     "optim.gradient_scale": _Scope("--optim.name adagrad", lambda run: run.optim.name == "adagrad"),
     **dict.fromkeys(("optim.b1", "optim.b2", "optim.eps", "optim.moments", "optim.stochastic_rounding"), _ADAM),
     **dict.fromkeys(

@@ -176,8 +176,8 @@ def open_batches(
     if run.data.phases:
         # Fractions change over all steps, whichever phase they are in.
         steps = run.data.masked_steps or run.steps * (":" in run.data.masked_fraction)
-        each = [dataclasses.replace(run.data.at(phase.first), masked_steps=steps) for phase in run.data.stretches]
-        alone = [dataclasses.replace(run, data=data) for data in each]
+        each = [run.in_phase(phase.first) for phase in run.data.stretches]
+        alone = [dataclasses.replace(one, data=dataclasses.replace(one.data, masked_steps=steps)) for one in each]
         return PhasedBatches(run.data, [open_batches(one, store, tokenizer, cancel, devices) for one in alone])
     if ":" in run.data.masked_fraction and not run.data.masked_steps:
         run = dataclasses.replace(run, data=dataclasses.replace(run.data, masked_steps=run.steps))

@@ -23,7 +23,7 @@ from contexture.models.sharding import constrain
 from contexture.train import mesh as meshes
 from contexture.train.objectives import Batch, Objective, Sum, batch_fields, batch_sizes, loss, means
 from contexture.train.optim.lora import add_adapters, merged, split
-from contexture.train.optim.optimizers import learning_rate, lr_multipliers, optimizer
+from contexture.train.optim.optimizers import learning_rate_of, lr_multipliers, optimizer
 from contexture.train.optim.row_updates import WORDS, TableRows, select_rows
 from contexture.train.programs import Shapes, StepSettings, shapes_of, shared
 from contexture.train.settings.run import Run
@@ -157,7 +157,7 @@ def train_step(
             # Of an array that layers share, stop_gradient spares no part. What is frozen must not count in the norm.
             grads = jax.tree.map(lambda g, m: g * (m > 0), grads, multipliers)
         total, norm = loss(objective, sums, weights), optax.tree.norm(grads)
-        lr = learning_rate(run.optim, run.steps, state.step, settings.peak_lr)
+        lr = learning_rate_of(run, state.step, settings.peak_lr)
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
         params, opt = _apply_update(tx, state, grads, lr, multipliers, finite, on_one_cpu)
         if rows is not None:

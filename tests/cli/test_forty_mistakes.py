@@ -59,7 +59,7 @@ MISTAKES = {
     f"pretrain bert.tiny {NEW} --data.lowercase=yes": "--data.lowercase takes no value, and got 'yes'",
     f"pretrain bert.tiny {NEW} --log.to wandbb": "--log.to is 'wandbb', not one of wandb, mlflow, aim (did you mean",
     f"pretrain bert.tiny {NEW} --optim.name adam": "--optim.name is 'adam', not one of bert, adamw, gpt1, lamb, "
-    "adagrad (did you mean adamw?)",
+    "adafactor, adagrad (did you mean adamw?)",
     f"pretrain bert.tiny {NEW} --steps 5 --epochs 2": "--steps and --epochs both say how long to train; give one of",
     f"pretrain bert.tiny {NEW} --length 600": "data.length=600 exceeds model.length=512; lower data.length or raise",
     f"pretrain bert.tiny {NEW} --model.hidden 100 --model.heads 3": "model.hidden=100 is not a multiple of",

@@ -32,7 +32,8 @@ MISTAKES = {
     "--grid lr=fast,1e-3": "--grid: optim: peak_lr is 'fast', not a number",
     "--grid data.batch=8,1.5": "--grid: data: batch is '1.5', not a whole number",
     "--grid init.drop-heads=yes": "--grid: init: drop_heads is 'yes', not true or false",
-    "--grid optim.name=adamw,adam": "--grid: optim: name is 'adam', not one of bert, adamw, gpt1, lamb, adagrad",
+    "--grid optim.name=adamw,adam": "--grid: optim: name is 'adam', not one of bert, adamw, gpt1, "
+    "lamb, adafactor, adagrad",
     "--grid lr=1e-3,-1": "--grid: optim.peak-lr=-1.0 is not above 0",
     "--grid data.length=8,600": "--grid: data.length=600 exceeds model.length=24; lower data.length or raise",
     "--grid lr=1e-3,1e-3": "--grid optim.peak-lr: 0.001 stands twice; give each value once",

@@ -112,9 +112,12 @@ def test_all_that_is_listed_is_taken_and_all_else_is_refused(title, every):
         value = fields(run).get(name, 1)
         words = [f"--{name.replace('_', '-')}", *(str(value).split() if not isinstance(value, tuple | bool) else ())]
         if isinstance(value, tuple) or value == "":
-            words += {"model.filters": ["1", "8"], "task.labels": ["a", "b"], "mesh.compiler_options": ["a=b"]}.get(
-                name, ["1"]
-            )
+            words += {
+                "data.phases": ["8x2:1", "16x2:1"],
+                "model.filters": ["1", "8"],
+                "task.labels": ["a", "b"],
+                "mesh.compiler_options": ["a=b"],
+            }.get(name, ["1"])
         if name in ("head.place", "head.cells", "head.mix_norm", "head.mix_l2", "head.lstm_layers"):
             words += ["--head.mix", "all"]  # it is for a mix
         try:

@@ -112,7 +112,11 @@ def test_a_fine_tuning_repeats_from_its_own_run_json(tmp_path):
         ),
         ("a.yaml", "data.negatives: 5", "a.yaml: --data.negatives is for pretraining an ELMo, and has no meaning for"),
         ("a.yaml", "steps: many", "a.yaml: steps is 'many', not a whole number"),
-        ("a.yaml", "optim.name: adam", "a.yaml: optim: name is 'adam', not one of bert, adamw, gpt1, lamb, adagrad"),
+        (
+            "a.yaml",
+            "optim.name: adam",
+            "a.yaml: optim: name is 'adam', not one of bert, adamw, gpt1, lamb, adafactor, adagrad",
+        ),
         ("a.yaml", "steps:", "a.yaml: steps has no value; give it one, or leave it out"),
         ("a.yaml", "optim: {b1: .5}\noptim.b1: .6", "a.yaml: optim.b1 is given twice; give it once"),
         ("a.yaml", "3: 4", "a.yaml: 3 is no name of an option"),

@@ -18,6 +18,7 @@ BERT = "Devlin et al. 2018, A.2; google-research/bert: optimization.py, create_p
 GPT1 = "Radford et al. 2018, 4.1; eps and clip of finetune-transformer-lm, train.py"
 GPT2 = "Radford et al. 2019, 2.3: batch, length; rates of nanoGPT, config/train_gpt2.py, and GPT-3's table 2.1 by size"
 GPT3 = "Brown et al. 2020, table 2.1 and appendix B; its batch ramp is left out"
+LAMB = "You et al. 2020, section 4; NVIDIA DeepLearningExamples, BERT: rates and warm-ups of 65,536 and 32,768"
 ELMO = "bilm-tf: bin/train_elmo.py, bilm/training.py (3 GPUs of 128 lanes); Peters et al. 2018, 3.4"
 NANO = "nanoGPT's README: shakespeare_char on a CPU"
 OURS = "chosen here, for a small corpus on a CPU"
@@ -30,6 +31,12 @@ COMMON: dict[str, dict[str, Any]] = {
         "model.dropout": 0.1, "model.attention_dropout": 0.1, "model.eps": 1e-12, "model.init_std": 0.02,
         "model.gelu": "erf", "model.segments": 2, "model.length": 512, "model.tied": True,
         "data.slots": 20, "data.masked_fraction": "0.15", "data.short_fraction": 0.1, "objective": "mlm_nsp",
+    },
+    LAMB: {
+        "optim.name": "lamb", "optim.schedule": "linear", "optim.b1": 0.9, "optim.b2": 0.999, "optim.eps": 1e-6,
+        "optim.weight_decay": 0.01, "optim.clip": 1.0, "optim.phase_lr": (6e-3, 4e-3),
+        "optim.phase_warmup": (2000, 200), "data.phases": ("128x65536:7038", "512x32768"), "model.layers": 24,
+        "model.hidden": 1024, "objective": "mlm_nsp",
     },
     GPT1: {
         "optim.name": "adamw", "optim.schedule": "cosine", "optim.b1": 0.9, "optim.b2": 0.999, "optim.eps": 1e-8,
@@ -81,6 +88,7 @@ TABLE: dict[str, tuple[str, float, int, int, int, int, float]] = {
         f"bert.{name}_phase2": (BERT, 1e-5, 1_000, 256, 512, 100_000, 0)
         for name in ("base", "large", "base_cased", "large_cased")
     },
+    "bert.large_lamb": (LAMB, 6e-3, 10_000, 32_768, 512, 8_601, 0),
     "bert.tiny": (OURS, 2e-3, 100, 32, 128, 10_000, 0),
     **{f"bert.{name}": (OURS, 1e-3, 100, 32, 128, 10_000, 0) for name in ("mini", "small", "medium")},
     "gpt.tiny": (OURS, 2e-3, 100, 32, 128, 10_000, 0),
@@ -149,7 +157,8 @@ def test_a_recipe_has_the_numbers_that_were_published(name):
     named = ("optim.peak_lr", "optim.warmup", "data.batch", "data.length", "steps", "epochs")
     expected = {**COMMON[source], **dict(zip(named, numbers, strict=True)), **BESIDES.get(name, {})}
     assert {field: actual[field] for field in expected} == expected, source
-    for field, value in {"optim.warmup_fraction": 0.0, "optim.accumulate": 1, "optim.layer_decay": 1.0}.items():
+    parts = 64 if source == LAMB else 1
+    for field, value in {"optim.warmup_fraction": 0.0, "optim.accumulate": parts, "optim.layer_decay": 1.0}.items():
         assert actual[field] == value
     if name in SIZES:
         layers, hidden, heads = SIZES[name]

@@ -1,5 +1,6 @@
 """Optimizers and schedules. The learning rate is a function of the step alone; an update is p -= lr·update."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -14,7 +15,9 @@ import optax
 from contexture.data.errors import did_you_mean
 from contexture.models.shapes import Params, by_path, path_of
 from contexture.train.errors import ConfigError
+from contexture.train.optim.adafactor import scale_by_adafactor
 from contexture.train.optim.moments import in_bfloat16
+from contexture.train.settings.run import Run
 from contexture.train.settings.sections import OptimConfig
 
 Multipliers: TypeAlias = Params
@@ -50,6 +53,23 @@ def learning_rate(
         shape = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + jnp.cos(math.pi * done))
         rising, falling = (t + 1.0) / max(W, 1.0), config.final_lr + (1.0 - config.final_lr) * shape
     return peak * jnp.where(t < W, rising, falling)
+
+
+def learning_rate_of(run: Run, step: jax.Array, peak_lr: float | jax.Array | None = None) -> jax.Array:
+    """The learning rate of step t of a run: with optim.phase-lr each of its phases has the whole schedule for itself,
+    else one runs through all. peak_lr: as in `learning_rate`."""
+    config, steps, firsts = run.optim, run.steps, [phase.first for phase in run.data.stretches]
+    if not config.phase_lr:
+        return learning_rate(config, steps, step, peak_lr)
+    rates = []
+    for number, (first, end) in enumerate(zip(firsts, [*firsts[1:], steps], strict=True)):
+        # As `resolve_schedule` fits the warm-up into a run.
+        count = end - first
+        warmup = int(count * config.warmup_fraction) if config.warmup_fraction else config.warmup
+        warmup = config.phase_warmup[number] if config.phase_warmup else warmup
+        own = dataclasses.replace(config, warmup=warmup if warmup < count else count // 10, warmup_fraction=0.0)
+        rates.append(learning_rate(own, count, step - first, config.phase_lr[number]))
+    return jnp.stack(rates)[(step >= jnp.asarray(firsts)).sum() - 1]
 
 
 class Moments(NamedTuple):
@@ -257,6 +277,7 @@ OPTIMIZERS: dict[str, UpdateRule] = {
     "bert": UpdateRule(lambda config: _scale_by_bert_adam(config.b1, config.b2, config.eps)),
     "adamw": UpdateRule(_adam),
     "lamb": UpdateRule(_adam, scales_layers=True),
+    "adafactor": UpdateRule(lambda config: scale_by_adafactor()),
     "gpt1": UpdateRule(
         lambda config: _scale_by_gpt1_adam(config.b1, config.b2, config.eps, config.weight_decay, config.no_decay),
         adds_decay=True,
@@ -271,8 +292,8 @@ OPTIMIZERS: dict[str, UpdateRule] = {
 
 
 def optimizer(config: OptimConfig) -> optax.GradientTransformation:
-    """Returns clip → Adam or Adagrad → + decay·p, for LAMB scaled by layer; the training step multiplies the result
-    with -lr.
+    """Returns clip → Adam, Adafactor or Adagrad → + decay·p, for LAMB scaled by layer; the training step multiplies the
+    result with -lr.
 
     Differs: the original clips each TPU core's own gradient before the cores' gradients are summed; here the whole
     batch's gradient is clipped, so that a step does not depend on the number of devices.

@@ -207,8 +207,7 @@ def of_phases(run: Run) -> list[Run]:
     starts = [phase.first for phase in run.data.stretches]
     ends = [*starts[1:], run.steps]
     return [
-        dataclasses.replace(run, data=run.data.at(first), steps=end - first)
-        for first, end in zip(starts, ends, strict=True)
+        dataclasses.replace(run.in_phase(first), steps=end - first) for first, end in zip(starts, ends, strict=True)
     ]
 
 

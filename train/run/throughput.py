@@ -1,7 +1,6 @@
 """The speed of training: tokens per second, and MFU, the fraction of the chip's peak that the model's FLOPs use."""
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
@@ -9,7 +8,8 @@ from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 
-from contexture.data.config import DataConfig, StepSize
+from contexture.data.config import StepSize
+from contexture.data.phases import phase_number
 from contexture.models.families import family_of
 from contexture.train.objectives import batch_sizes
 from contexture.train.run.goodput import Goodput
@@ -83,7 +83,7 @@ def activation_floats(run: Run) -> float:
     """Returns about how many numbers of activations a training step holds at once, on top of its parameters."""
     floats = family_of(run.model).activation_floats
     # Of phases the one that takes most.
-    each = [dataclasses.replace(run, data=run.data.at(phase.first)) for phase in run.data.stretches]
+    each = [run.in_phase(phase.first) for phase in run.data.stretches]
     return max(floats(one.model, batch_sizes(one, one.data.batch // one.optim.accumulate)) for one in each)
 
 
@@ -119,16 +119,18 @@ class ThroughputMeter:
         # Stored features are read without padding.
         self._has_padding = size_at is not None and not run.reads_features
         training_flops = family_of(run.model).training_flops
-        # The settings of a phase → the FLOPs of one of its steps, by which the steps that are left are weighed.
-        self._step_flops = lru_cache(
-            lambda data: training_flops(run.model, batch_sizes(dataclasses.replace(run, data=data), data.batch))
-        )
+
+        # The FLOPs of a step, by which those that are left are weighed.
+        def step_flops(step: int) -> float:
+            return training_flops(run.model, batch_sizes(run.in_phase(step), run.data.batch_size_at(step)))
+
+        self._step_flops = step_flops
 
         # Seconds that all devices together need for one sequence of this length at their peak. Cached: there are few
         # lengths, and the formula of a family walks over its configuration.
         @lru_cache
-        def peak_seconds(data: DataConfig, length: int) -> float | None:
-            sizes = batch_sizes(dataclasses.replace(run, data=data), 1)
+        def peak_seconds(phase: int, length: int) -> float | None:
+            sizes = batch_sizes(run.in_phase(run.data.stretches[phase].first), 1)
             return training_flops(run.model, {**sizes, "A": 1, "L": length}) / (peak * devices) if peak else None
 
         self._peak_seconds = peak_seconds
@@ -164,10 +166,10 @@ class ThroughputMeter:
         phases = self._data.stretches
         if len(phases) == 1:
             return self._steps - done
-        now = self._step_flops(self._data.at(max(done - 1, 0)))
+        now = self._step_flops(max(done - 1, 0))
         ends = [*(phase.first for phase in phases[1:]), self._steps]
         return sum(
-            max(end - max(phase.first, done), 0) * self._step_flops(self._data.at(phase.first)) / now
+            max(end - max(phase.first, done), 0) * self._step_flops(phase.first) / now
             for phase, end in zip(phases, ends, strict=True)
         )
 
@@ -226,10 +228,10 @@ class ThroughputMeter:
             }
             # MFU: the seconds that these sequences would take at the peak, over the seconds that they took. They count
             # as all of the step's mean length, rounded up; what pads them counts for nothing.
-            phases = [self._data.at(step) for step in range(self._last_step, last)]
+            phases = [phase_number(self._data.stretches, step) for step in range(self._last_step, last)]
             peak_seconds = [
-                (self._peak_seconds(data, -(-size.tokens // size.sequences)), size.sequences)
-                for data, size in zip(phases, sizes, strict=True)
+                (self._peak_seconds(phase, -(-size.tokens // size.sequences)), size.sequences)
+                for phase, size in zip(phases, sizes, strict=True)
             ]
             if all(each is not None for each, _ in peak_seconds):
                 speed["mfu"] = sum((each or 0.0) * n for each, n in peak_seconds) / count / seconds

@@ -85,6 +85,11 @@ class Run:
         if ":" in self.data.masked_fraction and not (self.steps or self.data.masked_steps):
             raise ValueError("data.masked-fraction from one share to another wants --steps; leave epochs out")
         # Epochs become steps by one size of batch.
+        if self.optim.phase_lr and len(self.optim.phase_lr) != len(self.data.phases):
+            raise ValueError(
+                f"optim.phase-lr has {len(self.optim.phase_lr)} rates, and data.phases {len(self.data.phases)} phases; "
+                "give one for each"
+            )
         if self.data.phases and self.steps <= self.data.stretches[-1].first:
             raise ValueError(
                 f"steps={self.steps} ends before the last of data.phases begins, at step "
@@ -102,6 +107,13 @@ class Run:
     def text(self) -> TextFamily:
         """How the model's family reads text."""
         return text_family(self.model)
+
+    def in_phase(self, step: int) -> "Run":
+        """Returns the run with the length and the batch of the phase that a step is in, and no other phase."""
+        if not self.data.phases:
+            return self
+        optim = dataclasses.replace(self.optim, phase_lr=(), phase_warmup=())
+        return dataclasses.replace(self, data=self.data.at(step), optim=optim)
 
     @property
     def objective(self) -> str:

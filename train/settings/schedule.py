@@ -25,7 +25,8 @@ def resolve_schedule(run: Run, examples_per_epoch: int) -> Run:
     optim = run.optim
     # A fraction wins over a number of steps.
     warmup = int(steps * optim.warmup_fraction) if optim.warmup_fraction else _warmup_within(steps, optim.warmup)
-    if optim.schedule != "gpt1" or not optim.warmup_fraction:
+    # Each phase with a schedule of its own fits the warm-up into its own steps.
+    if not optim.phase_lr and (optim.schedule != "gpt1" or not optim.warmup_fraction):
         optim = dataclasses.replace(optim, warmup=warmup, warmup_fraction=0.0)
     # The steps of an epoch, rounded up, so that an evaluation comes after its end.
     epoch = -(-examples_per_epoch // run.data.batch) if run.epochs else steps
@@ -53,7 +54,7 @@ def _warmup_within(steps: int, warmup: int) -> int:
 def warmup_note(given: Run, run: Run) -> str:
     """Returns a warning if `resolve_schedule` made the warm-up shorter than the one given, else ""."""
     optim = given.optim
-    if optim.warmup_fraction or optim.warmup == run.optim.warmup:
+    if optim.warmup_fraction or optim.phase_lr or optim.warmup == run.optim.warmup:
         return ""
     return (
         f"optim.warmup={optim.warmup} leaves none of the {run.steps} steps; the warm-up takes "

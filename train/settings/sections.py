@@ -26,14 +26,16 @@ def rate_at_width(peak_lr: float, width: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW in three forms, LAMB, and Adagrad. `adamw`: Loshchilov & Hutter 2019. `bert`: the original's, without bias
-    correction. `gpt1`: the original's, whose bias correction falls on the decay too and not on eps. `adagrad`: ELMo's,
-    its sums of squares starting at 1, without eps (Duchi et al. 2011)."""
+    """AdamW in three forms, LAMB, Adafactor and Adagrad. `adamw`: Loshchilov & Hutter 2019. `bert`: the original's,
+    without bias correction. `gpt1`: the original's, whose bias correction falls on the decay too and not on eps.
+    `adagrad`: ELMo's, its sums of squares starting at 1, without eps (Duchi et al. 2011)."""
 
-    name: Literal["bert", "adamw", "gpt1", "lamb", "adagrad"] = "bert"
+    name: Literal["bert", "adamw", "gpt1", "lamb", "adafactor", "adagrad"] = "bert"
     """The optimizer. adamw: AdamW. lamb: AdamW whose update is scaled, layer by layer, to the length of the parameters,
-    for large batches (You et al. 2020). bert: without bias correction, as BERT's original. gpt1: as GPT-1's original,
-    whose bias correction falls on the decay too and not on eps. adagrad: ELMo's."""
+    for large batches (You et al. 2020). adafactor: sums of rows and columns in place of Adam's two moments, with
+    updates scaled to the parameters, so that rates are about 0.01 (Shazeer and Stern 2018). bert: without bias
+    correction, as BERT's original. gpt1: as GPT-1's original, whose bias correction falls on the decay too and not on
+    eps. adagrad: ELMo's."""
     peak_lr: float = 1e-4
     """The peak learning rate, which the warm-up rises to."""
     schedule: Literal["bert", "linear", "cosine", "gpt1"] = "bert"
@@ -41,6 +43,11 @@ class OptimConfig:
     linear, cosine: from the warm-up's end. gpt1: linearly from step 0 on, the warm-up included."""
     warmup: int = 10_000
     """Steps in which the learning rate rises. As many as all steps or more: a tenth of them instead, with a warning."""
+    phase_lr: tuple[float, ...] = ()
+    """The peak learning rate of each of data.phases, whose schedule then begins anew, warm-up included. Without it one
+    schedule runs through all phases."""
+    phase_warmup: tuple[int, ...] = ()
+    """The warm-up steps of each of data.phases, with optim.phase-lr; without it, as optim.warmup says."""
     warmup_fraction: float = 0.0
     """The share of all steps in which the learning rate rises. It takes the place of optim.warmup."""
     final_lr: float = 0.0
@@ -88,8 +95,12 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         # Errors give the value, the bounds and the way out; names are written as on the command line.
-        if self.moments == "bfloat16" and self.name == "adagrad":
-            raise ValueError("optim.moments=bfloat16 is for Adam; adagrad's sums of squares want float32")
+        if self.moments == "bfloat16" and self.name in ("adagrad", "adafactor"):
+            raise ValueError(f"optim.moments=bfloat16 is for Adam; {self.name}'s sums of squares want float32")
+        if not all(0.0 < rate < math.inf for rate in self.phase_lr) or any(steps < 0 for steps in self.phase_warmup):
+            raise ValueError("optim.phase-lr and optim.phase-warmup are rates above 0 and steps from 0 on")
+        if self.phase_warmup and len(self.phase_warmup) != len(self.phase_lr):
+            raise ValueError("optim.phase-warmup wants optim.phase-lr, and as many values; give one for each phase")
         # Field, lower and upper bound. Which bounds may be reached: 0 is `off` for most, and 1 a share of everything.
         for name, low, high in (
             ("peak_lr", 0.0, math.inf),

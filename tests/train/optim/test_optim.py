@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,11 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contexture.configs import recipe
 from contexture.configs.finetuning import MIX_LR
 from contexture.models.heads.layer_mix import ScalarMix
 from contexture.models.shapes import path_of
+from contexture.overrides import with_options
 from contexture.train.errors import ConfigError
-from contexture.train.optim.optimizers import decayed, learning_rate, lr_multipliers, optimizer
+from contexture.train.optim.optimizers import decayed, learning_rate, learning_rate_of, lr_multipliers, optimizer
 from contexture.train.settings.sections import OptimConfig
 from tests.helpers.long import long
 from tests.helpers.parity_rule import assert_close
@@ -187,6 +190,94 @@ def test_twenty_updates_of_lamb_are_those_of_the_paper(moments):
         else:
             # Rounded moments: the same path, not the same numbers.
             assert np.abs(got[name] - value).max() < 0.02 * np.abs(apart(params)[name] - value).max() + 1e-3
+
+
+def adafactor(config: OptimConfig, params: dict[str, np.ndarray], grads: list[dict[str, np.ndarray]]) -> None:
+    """Shazeer and Stern 2018, algorithm 4, for each kernel of each layer by itself; float64, in place."""
+    state: dict[str, Any] = {}
+    for t, g in enumerate(grads, 1):
+        norm = np.sqrt(sum((x**2).sum() for x in g.values()))
+        lr, decay = float(learning_rate(config, T, jnp.int32(t - 1))), 1 - t**-0.8
+        for name, p in params.items():
+            cut = {"query": 1, "out": 2}.get(name.split("/")[-2], 1)
+            sides = (math.prod(p.shape[:cut]), math.prod(p.shape[cut:]))
+            grad = (g[name] * min(1.0, config.clip / norm)).reshape(sides)
+            square = grad**2 + 1e-30
+            if min(sides) >= 128:
+                row, column = state.get(name, (0.0, 0.0))
+                row, column = decay * row + (1 - decay) * square.mean(1), decay * column + (1 - decay) * square.mean(0)
+                state[name], v = (row, column), np.outer(row, column) / row.mean()
+            else:
+                state[name] = v = decay * state.get(name, 0.0) + (1 - decay) * square
+            u = grad / np.sqrt(v)
+            u = u / max(1.0, np.sqrt((u**2).mean())) * max(1e-3, np.sqrt((p**2).mean()))
+            p -= lr * (u.reshape(p.shape) + config.weight_decay * p * ("kernel" in name))
+
+
+def test_twenty_updates_of_adafactor_are_those_of_the_paper():
+    """Kernels with dims for heads on either side, tables, small matrices and biases; the first update is by signs."""
+    config = OptimConfig(name="adafactor", peak_lr=0.05, warmup=4, schedule="linear", weight_decay=0.1)
+    shapes = {
+        "backbone": {"layers": {
+            "attention": {"query": {"kernel": (2, 130, 5, 26), "bias": (2, 5, 26)}, "out": {"kernel": (2, 5, 26, 130)}},
+            "norm": {"scale": (2, 130)},
+        }},
+        "heads_mlm": {"transform": {"kernel": (128, 140)}, "small": {"kernel": (127, 200), "bias": (7,)}},
+    }  # fmt: skip
+    rng = np.random.default_rng(3)
+
+    def drawn(scale: float) -> Any:
+        shape = lambda x: isinstance(x, tuple)  # noqa: E731
+        return jax.tree.map(lambda s: (scale * rng.normal(size=s)).astype(np.float32), shapes, is_leaf=shape)
+
+    params, grads = drawn(0.02), [drawn(0.1) for _ in range(20)]
+    expected, tx = apart(params), optimizer(config)
+    adafactor(config, expected, [apart(grad) for grad in grads])
+    state, now = tx.init(params), params
+    for step, grad in enumerate(grads):
+        updates, state = tx.update(grad, state, now)
+        lr = learning_rate(config, T, jnp.int32(step))
+        now = jax.tree.map(lambda p, u, lr=lr: p - lr * u, now, updates)
+    got = apart(now)
+    assert set(got) == set(expected)
+    for name, value in expected.items():
+        assert_close(got[name], value, rtol=2e-4, atol=2e-6)
+    # Sums of rows and columns: far less than one number for each parameter.
+    assert sum(x.size for x in jax.tree.leaves(state)) < 0.3 * sum(x.size for x in jax.tree.leaves(params))
+
+
+def test_each_phase_may_have_a_schedule_of_its_own():
+    base = with_options(recipe("bert.tiny"), {"data.phases": "16x8:100 32x8:50"})
+
+    def rates_of(steps: Sequence[int], **options: Any) -> list[float]:
+        run = dataclasses.replace(base, optim=OptimConfig(schedule="linear", **options))
+        return [float(learning_rate_of(run, jnp.int32(step))) for step in steps]
+
+    rates = rates_of(range(150), phase_lr=(6e-3, 4e-3), phase_warmup=(20, 5))
+    for first, steps, peak, warmup in ((0, 100, 6e-3, 20), (100, 50, 4e-3, 5)):
+        alone = OptimConfig(schedule="linear", peak_lr=peak, warmup=warmup)
+        expected = [float(learning_rate(alone, steps, jnp.int32(step))) for step in range(steps)]
+        assert rates[first : first + steps] == pytest.approx(expected, rel=1e-6)
+    # A share of each phase's own steps; and without rates, one schedule.
+    assert rates_of((19, 109), phase_lr=(6e-3, 4e-3), warmup_fraction=0.2) == pytest.approx([6e-3, 4e-3])
+    one = OptimConfig(schedule="linear", warmup=10)
+    assert rates_of((120,), warmup=10) == [float(learning_rate(one, 150, jnp.int32(120)))]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"optim.phase_lr": [1e-3]}, "optim.phase-lr has 1 rates, and data.phases 2 phases; give one for each"),
+        ({"optim.phase_lr": [1e-3, 0.0]}, "are rates above 0 and steps from 0 on"),
+        ({"optim.phase_warmup": [1, 2]}, "optim.phase-warmup wants optim.phase-lr, and as many values"),
+        ({"optim.name": "adafactor", "optim.moments": "bfloat16"}, "adafactor's sums of squares want float32"),
+        ({"optim.name": "adafactor", "optim.b1": 0.5}, "optim.b1 is for --optim.name adamw, bert, gpt1 or lamb"),
+    ],
+)
+def test_mistakes_in_rates_of_phases_are_one_line(options: dict[str, Any], line: str):
+    run = with_options(recipe("bert.tiny"), {"data.phases": "16x8:4 32x8:4"})
+    with pytest.raises(ConfigError, match=line):
+        with_options(run, options)
 
 
 def test_norms_and_biases_are_not_decayed_and_the_words_are_a_choice():

@@ -164,11 +164,12 @@ def resume(text_folder: Path, whole: Path, family: str, steps: tuple[int, ...]) 
 
 
 @pytest.mark.long
-def test_eight_devices_train_the_phases_of_one(text_folder: Path, tmp_path: Path):
-    found = []
-    for count in (1, 8):
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "adafactor"])
+def test_eight_devices_train_the_phases_of_one(optimizer: str, text_folder: Path, tmp_path: Path):
+    found, rates = [], ["--optim.phase-lr", "1e-3", "5e-4", "--optim.name", optimizer]
+    for count, mesh in ((1, []), (8, ["--mesh.fsdp", 2, "--mesh.tensor", 2])):
         with devices(count):
-            done(*command(text_folder, tmp_path / str(count)))
+            done(*command(text_folder, tmp_path / str(count), *rates, *mesh))
         found.append([loss for _, loss in losses(tmp_path / str(count))])
     np.testing.assert_array_less(np.abs(np.subtract(*found)), 2e-5 * np.abs(found[0]))
 
@@ -176,8 +177,8 @@ def test_eight_devices_train_the_phases_of_one(text_folder: Path, tmp_path: Path
 @pytest.mark.long
 def test_a_run_in_phases_that_is_killed_is_the_same_run(door, text_folder: Path, tmp_path: Path):
     """Real processes, SIGKILL once in the first phase, once about the border, and once in the second."""
-    with devices(1):
-        done(*command(text_folder, tmp_path / "whole"))
+    whole = door(*command(text_folder, tmp_path / "whole"))
+    assert whole.returncode == 0, whole.stderr
     folder = tmp_path / "killed"
     for goal in (1, 4, 6):
         process = door(*command(text_folder, folder), wait=False)
@@ -186,8 +187,7 @@ def test_a_run_in_phases_that_is_killed_is_the_same_run(door, text_folder: Path,
         process.send_signal(signal.SIGKILL)
         _, stderr = process.communicate(timeout=120)
         assert resumed_step(stderr) is not None
-    with devices(1):
-        done(*command(text_folder, folder))
+    assert door(*command(text_folder, folder)).returncode == 0
     assert_same_run(folder, tmp_path / "whole")
 
 
