@@ -216,9 +216,8 @@ def base_chinese() -> Run:
 def multilingual() -> Run:
     """bert-base-multilingual-cased, 177.9M parameters; its tokenizer neither lower-cases nor strips accents.
 
-    contexture pretrain bert.multilingual --dir runs/multilingual --data.path FOLDER --data.tokenizer vocab.txt
+    contexture pretrain bert.multilingual --dir runs/multilingual --data.languages FOLDER --data.tokenizer vocab.txt
 
-    The released model of 104 languages (multilingual.md of the original); sampling P(L)^0.7 is the data's business.
-    Not yet run.
+    The released model of 104 languages (multilingual.md of the original), which come by P(L)^0.7. Not yet run.
     """
     return _full(119547, lowercase=False)

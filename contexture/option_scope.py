@@ -81,6 +81,11 @@ _SCOPES: dict[str, _Scope] = {
             lambda run: _is_task(run) or not run.text.continues_rows,
         ),
     ),
+    "data.languages": _Scope(
+        f"pretraining {_called(lambda text: text.stream is not None and not text.continues_rows)}",
+        lambda run: not _is_task(run) and run.text.stream is not None and not run.text.continues_rows,
+    ),
+    "data.language_exponent": _Scope("a run with --data.languages", lambda run: bool(run.data.languages)),
     "data.phases": _Scope(
         f"pretraining {_called(lambda text: text.stream is not None and not text.continues_rows)}",
         lambda run: not _is_task(run) and run.text.stream is not None and not run.text.continues_rows,

@@ -28,6 +28,7 @@ _OTHER_NAMES = {
     "data.dev": "validation-file val-file eval-file valid-file dev-file dev validation",
     "data.tokenizer": "tokenizer vocab-file tokenizer-name tokenizer-path vocabulary-file",
     "data.masked-fraction": "mlm-probability masked-lm-prob mask-prob mask-probability",
+    "data.language-exponent": "language-sampling-alpha sampling-alpha language-alpha exponent temperature",
     "data.phases": "curriculum length-schedule seq-length-schedule phase2",
     "data.mask-token-fraction": "mask-replace-prob",
     "data.random-token-fraction": "random-replace-prob random-token-prob",

@@ -50,6 +50,11 @@ class DataConfig:
     """Text to train on: files (*.txt, *.jsonl, hf://…), folders, TFDS sets (tfds:NAME), or one folder made by
     `contexture prepare`. NAME=WEIGHT:PATH for each of several mixes them by weights. Or for a BERT the TFRecords of
     create_pretraining_data.py, or a folder of *.tfrecord."""
+    languages: str = ""
+    """A folder with a folder or a file for each language, which are mixed by P(L)^S, P(L) being a language's share of
+    the text. It takes the place of data.path."""
+    language_exponent: float = 0.7
+    """S of data.languages: below 1 small languages come more often than their share, with 0 all alike."""
     text_column: str = "text"
     """The column of the text in *.jsonl, *.json and columnar files, and in TFDS sets."""
     dev: tuple[str, ...] = ()
@@ -138,6 +143,7 @@ class DataConfig:
             raise ValueError(f"data.word-types={self.word_types} has no room for the three marks; give more, or 0")
         if self.negatives < 0:
             raise ValueError(f"data.negatives={self.negatives} is not a number of words (0: the whole vocabulary)")
+        self._check_languages()
         self._check_masking()
         self._check_phases()
         for name in ("short_fraction", "dev_fraction"):
@@ -159,6 +165,15 @@ class DataConfig:
                     f"data.ramp-from={self.ramp_from} does not double to data.batch={self.batch} within "
                     f"data.ramp-steps={self.ramp_steps}; give half, a quarter, … of the batch, and a step for each size"
                 )
+
+    def _check_languages(self) -> None:
+        if self.languages and self.path:
+            raise ValueError("data.languages and data.path both name the text; give one of them")
+        if not 0.0 <= self.language_exponent < math.inf:
+            raise ValueError(f"data.language-exponent={self.language_exponent} is not a number from 0 on")
+        # As for a mixture, which the languages become.
+        if self.languages and self.dev:
+            raise ValueError("data.dev has no meaning for several languages; give data.dev-fraction, or prepare each")
 
     def _check_masking(self) -> None:
         # One number, or two with a colon between them. `not a <= x < b` refuses NaN as well.

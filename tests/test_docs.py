@@ -46,7 +46,13 @@ def _flags() -> set[str]:
     # Options that only another option gives a meaning.
     runs.append(
         with_options(
-            runs[0], {"data.masking": "spans", "data.masked_fraction": "0.3:0.15", "data.phases": "8x2:1 16x2:1"}
+            runs[0],
+            {
+                "data.masking": "spans",
+                "data.masked_fraction": "0.3:0.15",
+                "data.phases": "8x2:1 16x2:1",
+                "data.languages": "x",
+            },
         )
     )
     tuned = [finetune_run(run, "", kind) for run in runs for kind in ("classify", "tag", "span")]

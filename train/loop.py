@@ -39,7 +39,7 @@ from contexture.train.run.throughput import activation_floats
 from contexture.train.session import Session
 from contexture.train.settings import run_file
 from contexture.train.settings.run import Run
-from contexture.train.setup import check_frozen, check_text, prepare
+from contexture.train.setup import check_frozen, check_text, prepare, with_languages
 from contexture.train.step import create, train_step
 from contexture.train.summary import log_end, log_start
 
@@ -66,7 +66,7 @@ def train(run: Run, recipe: Run, signals: Signals, features: Path | None = None)
         raise ConfigError("dir is empty; say where the run shall live: --dir RUN")
     check_no_address(run.dir)
     folder, goodput = Path(run.dir), Goodput()
-    run = run_file.with_absolute_paths(run)
+    run = run_file.with_absolute_paths(with_languages(run))
     # Cheap checks first: nothing is written yet, and native code would answer a low limit with an abort.
     signals.check()
     check_limits()

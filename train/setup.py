@@ -21,6 +21,7 @@ from contexture.data.mixed_paths import mixture_of
 from contexture.data.plain_files import check_plain
 from contexture.data.pretraining import tokenize_corpus
 from contexture.data.pretraining.instance_records import record_files
+from contexture.data.pretraining.languages import mixed
 from contexture.data.pretraining.mixture import MixedBatches, MixedShards, Numbered, open_mixture
 from contexture.data.pretraining.phased_batches import PhasedBatches
 from contexture.data.pretraining.record_batches import RecordBatches
@@ -84,6 +85,18 @@ class TrainingSetup:
     def labels(self) -> tuple[str, ...]:
         """The labels of the task, or ()."""
         return self.store.labels
+
+
+def with_languages(run: Run) -> Run:
+    """Returns the run with a mixture of the languages in a folder (data.languages) as its text."""
+    if not run.data.languages:
+        return run
+    # From here on it is a mixture as any: its weights are kept with the run.
+    path = mixed(run.data.languages, run.data.language_exponent)
+    exponent = DataConfig.language_exponent
+    return dataclasses.replace(
+        run, data=dataclasses.replace(run.data, languages="", language_exponent=exponent, path=path)
+    )
 
 
 def check_frozen(run: Run) -> None:
@@ -283,7 +296,7 @@ def _open_mixture(run: Run, directory: Path, cancel: CancelToken) -> tuple[Token
     if tokenised:
         tokenizer = Shards.open(tokenised[0], run.data.cache_gb).tokenizer
     else:
-        tokenizer = choose_tokenizer(_with_paths(run, *(each.path for each in sources)), directory, cancel)
+        tokenizer = choose_tokenizer(run, directory, cancel)
     check_tokenizer(run, tokenizer)
     if not started:
         _check_init(run, tokenizer)
@@ -301,13 +314,9 @@ def _open_mixture(run: Run, directory: Path, cancel: CancelToken) -> tuple[Token
     return tokenizer, store
 
 
-def _with_paths(run: Run, *paths: str) -> Run:
-    return dataclasses.replace(run, data=dataclasses.replace(run.data, path=paths))
-
-
 def _of_source(run: Run, path: str) -> Run:
     """Returns the run with the text of a source of a mixture alone."""
-    alone = _with_paths(run, path)
+    alone = dataclasses.replace(run, data=dataclasses.replace(run.data, path=(path,)))
     # The column is that of tables, which not all sources need be.
     if prepared_at([path]) or not any(source.has_rows for source in present(path)):
         return dataclasses.replace(alone, data=dataclasses.replace(alone.data, text_column=DataConfig.text_column))

@@ -330,6 +330,7 @@ COMMANDS: dict[str, Command] = {
         run="preparation_commands.tokenizer_command",
         request="TokenizerRequest",
         usage="KIND --input FILE … --to DIR [options]",
+        first=("kind", "input", "languages", "vocab-size", "to", "lowercase", "sample-gb", "workers", "part", "join"),
         examples=("contexture tokenizer wordpiece --input my_text/ --vocab-size 8192 --to vocabulary/",),
     ),
     "clean": Command(

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import math
 import shlex
 import time
 from collections.abc import Iterator
@@ -16,9 +17,11 @@ from contexture.configs import recipe
 from contexture.data.cleaning import clean_parts, join_cleaned
 from contexture.data.config import DataConfig
 from contexture.data.mirror import address_of, with_addresses
+from contexture.data.mixed_paths import mixture_of
 from contexture.data.pretraining.create_instances import InstanceOptions
 from contexture.data.pretraining.instance_records import write_instances
 from contexture.data.pretraining.join_parts import join
+from contexture.data.pretraining.languages import mixed
 from contexture.data.pretraining.part_folder import part_name
 from contexture.data.pretraining.part_workers import Tally
 from contexture.data.pretraining.shards import Shards
@@ -36,7 +39,7 @@ from contexture.requests.training import part_of_count
 from contexture.train.errors import ConfigError, install_hint
 from contexture.train.run.progress import duration
 from contexture.train.run.signals import NOTHING_WRITTEN, PARTS_KEPT, Signals
-from contexture.train.run.vocabulary import check_tokenizer_kind, learn
+from contexture.train.run.vocabulary import Weighted, check_tokenizer_kind, learn
 from contexture.train.settings.run import Run
 
 logger = logging.getLogger(__name__)
@@ -72,7 +75,7 @@ def tokenizer_command(argv: list[str]) -> Result:
             marks = LostMarks() if request.kind == "wordpiece" and request.lowercase else None
             tokenizer = learn(
                 request.kind,
-                counting.pieces,
+                _weighted(request) or [(counting.pieces, 1.0)],
                 request.vocab_size,
                 request.lowercase,
                 signals,
@@ -85,6 +88,13 @@ def tokenizer_command(argv: list[str]) -> Result:
     with atomic_folder(Path(request.to), request.overwrite) as part:
         tokenizer.save(part)
     return {"tokenizer": request.to, "vocab_size": tokenizer.size, "fingerprint": tokenizer.fingerprint}
+
+
+def _weighted(request: TokenizerRequest) -> list[Weighted]:
+    """Returns the texts of a mixture with their weights; none for text alone."""
+    paths = mixed(request.languages, request.language_exponent) if request.languages else request.input
+    column, most = request.text_column, request.sample_gb * 1e9 or math.inf
+    return [(sampled(expand([each.path], "input", column), most), each.weight) for each in mixture_of(paths)]
 
 
 def prepare_command(argv: list[str]) -> Result:
@@ -153,7 +163,7 @@ def _preparing_tokenizer(request: PrepareRequest, run: Run, data: DataConfig, si
         tokenizer = load_tokenizer(request.tokenizer, data.lowercase, data.word_splitter)
     else:
         files, kind, size = sampled(expand(data.path, "input", data.text_column)), data.vocabulary, run.model.vocab
-        tokenizer = learn(kind, files, size, data.lowercase, signals, data.documents, data.word_splitter)
+        tokenizer = learn(kind, [(files, 1.0)], size, data.lowercase, signals, data.documents, data.word_splitter)
     check_tokenizer_kind(run, tokenizer.kind)
     return tokenizer
 

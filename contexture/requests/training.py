@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from contexture.data.config import LearnedKind
+from contexture.data.mixed_paths import mixture_of
 from contexture.requests.arguments import DIR, FILE, FILES, POSITIONAL, Arg, check_effect, check_place
 from contexture.train.settings.run import Run
 
@@ -78,7 +79,13 @@ class TokenizerRequest:
     """The kind of vocabulary: a BERT needs wordpiece, an ELMo words; a GPT takes byte-bpe, characters or a
     sentencepiece."""
     input: Annotated[tuple[str, ...], FILES] = ()
-    """The text to learn from: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME)."""
+    """The text to learn from: files, a folder of *.txt and *.jsonl, or TFDS sets (tfds:NAME). NAME=WEIGHT:PATH for each
+    of several counts them by weights, as the mixture of a run."""
+    languages: Annotated[str, DIR] = ""
+    """A folder with a folder or a file for each language, which count by P(L)^S, P(L) being a language's share of the
+    text."""
+    language_exponent: float = 0.7
+    """S of languages."""
     text_column: str = "text"
     """The column of the text in tables (*.jsonl, *.json, *.parquet, TFDS sets, …)."""
     sample_gb: float = 0.0
@@ -104,8 +111,14 @@ class TokenizerRequest:
 
     def __post_init__(self) -> None:
         check_place(self.to)
-        if not self.input and not self.join:
+        if not self.input and not self.languages and not self.join:
             raise ValueError("input names no text; give a file, several, or a folder")
+        if self.languages and self.input:
+            raise ValueError("languages and input both name the text; give one of them")
+        if self.languages or mixture_of(self.input):
+            what = "text without weights; several weighted ones are counted in one process: leave --languages out"
+            check_effect(self, ("workers", "part", "join"), False, what)
+        check_effect(self, ("language_exponent",), bool(self.languages), "languages; give --languages FOLDER")
         if self.workers < 1:
             raise ValueError(f"workers={self.workers} is not a positive number of processes")
         if self.join:

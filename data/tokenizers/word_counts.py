@@ -9,7 +9,7 @@ import heapq
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 LONGEST_CHUNK = 200
@@ -82,6 +82,34 @@ def merged(sorted_counts: list[Iterator[WordCount]]) -> Iterator[WordCount]:
         total += times
     if word is not None:
         yield word, total
+
+
+def weighted(sources: Sequence[tuple[Iterable[WordCount], float]]) -> Iterator[WordCount]:
+    """As `merged`, of sorted counts with weights: each source has its share of the sum, however long it is.
+
+    Counts are rounded, to 1 at least: no word is lost.
+    """
+    # The total of a source is known after it was read: its counts wait in a file.
+    with tempfile.TemporaryDirectory(prefix="contexture-counts-") as folder:
+        totals: list[int] = []
+        for number, (counts, _) in enumerate(sources):
+            total = 0
+
+            def added(counts: Iterable[WordCount] = counts) -> Iterator[WordCount]:
+                nonlocal total
+                for word, times in counts:
+                    total += times
+                    yield word, times
+
+            write(Path(folder) / str(number), added())
+            totals.append(total)
+        weights = sum(weight for _, weight in sources)
+
+        def scaled(number: int) -> Iterator[WordCount]:
+            factor = sources[number][1] / weights * sum(totals) / max(totals[number], 1)
+            return ((word, max(1, round(times * factor))) for word, times in read(Path(folder) / str(number)))
+
+        yield from merged([scaled(number) for number in range(len(sources))])
 
 
 def merged_files(files: list[Path], opened: Callable[[Path], Iterator[WordCount]]) -> Iterator[WordCount]:

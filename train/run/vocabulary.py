@@ -4,16 +4,18 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from contexture.data.cancel import CancelToken
 from contexture.data.errors import DataError
+from contexture.data.mixed_paths import mixture_of
 from contexture.data.pretraining.text_parts import sampled
 from contexture.data.pretraining.vocabulary_parts import texts_of
 from contexture.data.storage import move_aside
 from contexture.data.text.sources import Source, expand
+from contexture.data.tokenizers import word_counts
 from contexture.data.tokenizers.base import Tokenizer
-from contexture.data.tokenizers.registry import learn as learn_vocabulary
-from contexture.data.tokenizers.registry import load_tokenizer
+from contexture.data.tokenizers.registry import counted_words, learn_from_counts, load_tokenizer
 from contexture.data.tokenizers.unknown_tokens import LostMarks
 from contexture.data.tokenizers.word_level import StaticWords, Words
 from contexture.train.errors import ConfigError
@@ -22,11 +24,13 @@ from contexture.train.settings.run import Run
 from contexture.train.settings.run_file import RunRecord
 
 logger = logging.getLogger(__name__)
+Weighted: TypeAlias = tuple[Sequence[Source], float]
+"""The files of a text, and its weight among others."""
 
 
 def learn(
     kind: str,
-    files: Sequence[Source],
+    texts: Sequence[Weighted],
     size: int,
     lowercase: bool,
     cancel: CancelToken,
@@ -34,11 +38,11 @@ def learn(
     split: str,
     marks: LostMarks | None = None,
 ) -> Tokenizer:
-    """Returns a vocabulary of at most `size` tokens, learned on these files.
+    """Returns a vocabulary of at most `size` tokens, learned on these texts.
 
     Args:
         kind: the kind of tokenizer, as `Tokenizer.kind`.
-        files: the text, as `text_parts.sampled` cuts it.
+        texts: each as `text_parts.sampled` cuts it; of several each counts by its weight, not by its length.
         size: maximum number of tokens.
         lowercase: whether the text is lower-cased first.
         cancel: may raise to stop the work.
@@ -47,7 +51,7 @@ def learn(
         marks: counts the accents that a lower-case WordPiece strips.
     """
 
-    def checked() -> Iterator[str]:
+    def checked(files: Sequence[Source]) -> Iterator[str]:
         # A generator: the text of a Wikipedia is never in memory as a whole.
         for text in texts_of(kind, files, documents):
             # Before each text, so that a signal is answered while a large file is read.
@@ -57,7 +61,10 @@ def learn(
             yield text
 
     # The library learns in native code after it has read all text; a signal is seen before and after that.
-    tokenizer = learn_vocabulary(kind, checked(), size, lowercase, split)
+    words = counted_words(kind, lowercase, split)
+    counts = [(word_counts.count(checked(files), words), weight) for files, weight in texts]
+    every = word_counts.weighted(counts) if len(counts) > 1 else counts[0][0]
+    tokenizer = learn_from_counts(kind, every, size, lowercase, split)
     cancel.check()
     return tokenizer
 
@@ -132,11 +139,13 @@ def choose_tokenizer(run: Run, directory: Path, cancel: CancelToken) -> Tokenize
         check_tokenizer_kind(run, tokenizer.kind)
         return tokenizer
     # Neither a run nor a vocabulary is given: learn one from the text, of the recipe's kind and size.
-    files, data = sampled(expand(run.data.path, "data.path", run.data.text_column)), run.data
+    data, mixed = run.data, mixture_of(run.data.path)
+    paths = [((each.path,), each.weight) for each in mixed] or [(data.path, 1.0)]
+    texts = [(sampled(expand(path, "data.path", data.text_column)), weight) for path, weight in paths]
     check_tokenizer_kind(run, data.vocabulary)
     logger.info(f"learning a vocabulary of at most {run.model.vocab} tokens ({data.vocabulary})")
     tokenizer = learn(
-        data.vocabulary, files, run.model.vocab, data.lowercase, cancel, data.documents, data.word_splitter
+        data.vocabulary, texts, run.model.vocab, data.lowercase, cancel, data.documents, data.word_splitter
     )
     keep_tokenizer(tokenizer, directory)
     return tokenizer

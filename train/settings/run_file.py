@@ -212,6 +212,9 @@ def _build(kind: type, tree: Any, where: str, override: dict[str, type] | None =
     for name in tree:
         if name not in names:
             raise ConfigError(f"{where}: {kind.__name__} has no field {name!r}{did_you_mean(name, names)}")
+    # A share that may be two, FIRST:LAST, was once a number, and is written as one in files of settings.
+    if kind is DataConfig and isinstance(tree.get("masked_fraction"), float):
+        tree = {**tree, "masked_fraction": str(tree["masked_fraction"])}
     # A missing field takes its default; __post_init__ checks the values.
     return kind(**{name: _value(hints[name], value, f"{where}: {name}") for name, value in tree.items()})
 
@@ -240,9 +243,6 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             return float(value)
         except OverflowError:
             raise ConfigError(f"{where} has too many digits for a number") from None
-    # A text that may be a number, as data.masked-fraction, is written as one in files of settings.
-    if hint is str and isinstance(value, int | float) and not isinstance(value, bool):
-        value = str(value)
     # In the file an address stands for the path that it has in this process.
     if hint is str and isinstance(value, str):
         return mirror.placed(value)

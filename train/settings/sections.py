@@ -100,7 +100,9 @@ class OptimConfig:
         if not all(0.0 < rate < math.inf for rate in self.phase_lr) or any(steps < 0 for steps in self.phase_warmup):
             raise ValueError("optim.phase-lr and optim.phase-warmup are rates above 0 and steps from 0 on")
         if self.phase_warmup and len(self.phase_warmup) != len(self.phase_lr):
-            raise ValueError("optim.phase-warmup wants optim.phase-lr, and as many values; give one for each phase")
+            raise ValueError(
+                "optim.phase-warmup has no meaning without as many optim.phase-lr; give both for each phase"
+            )
         # Field, lower and upper bound. Which bounds may be reached: 0 is `off` for most, and 1 a share of everything.
         for name, low, high in (
             ("peak_lr", 0.0, math.inf),

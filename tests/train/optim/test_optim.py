@@ -269,7 +269,7 @@ def test_each_phase_may_have_a_schedule_of_its_own():
     [
         ({"optim.phase_lr": [1e-3]}, "optim.phase-lr has 1 rates, and data.phases 2 phases; give one for each"),
         ({"optim.phase_lr": [1e-3, 0.0]}, "are rates above 0 and steps from 0 on"),
-        ({"optim.phase_warmup": [1, 2]}, "optim.phase-warmup wants optim.phase-lr, and as many values"),
+        ({"optim.phase_warmup": [1, 2]}, "optim.phase-warmup has no meaning without as many optim.phase-lr"),
         ({"optim.name": "adafactor", "optim.moments": "bfloat16"}, "adafactor's sums of squares want float32"),
         ({"optim.name": "adafactor", "optim.b1": 0.5}, "optim.b1 is for --optim.name adamw, bert, gpt1 or lamb"),
     ],

@@ -1,0 +1,62 @@
+"""Texts of several languages in one folder, mixed by their sizes: P(L)^S, as multilingual BERT's (multilingual.md of
+google-research/bert). No code of the original's sampler was released; this is its formula."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from contexture.data import mirror
+from contexture.data.config import DataConfig
+from contexture.data.errors import DataError
+from contexture.data.pretraining.shards import Shards, prepared_at
+from contexture.data.storage import check_no_address
+from contexture.data.text.sources import present
+
+
+def languages_in(folder: str) -> list[Path]:
+    """Returns the folder or file of each language, sorted by its name.
+
+    Raises: DataError where there is no folder, or fewer than two languages in it.
+    """
+    check_no_address(folder)
+    mirror.fetched(Path(folder))
+    if not Path(folder).is_dir():
+        raise DataError(f"{folder}: data.languages names no folder; give one with a folder or a file for each language")
+    # What programs leave in folders, and notes about the text, are no languages.
+    inside = [each for each in sorted(Path(folder).iterdir()) if not each.name.startswith((".", "_"))]
+    inside = [each for each in inside if each.is_dir() or each.suffix.lower() not in (".md", ".tsv", ".csv")]
+    if len(inside) < 2:
+        raise DataError(f"{folder}: {len(inside)} languages; give a folder with a folder or a file for each of several")
+    return inside
+
+
+def mixed(folder: str, exponent: float = DataConfig.language_exponent) -> tuple[str, ...]:
+    """Returns the sources of a mixture, NAME=WEIGHT:PATH for each language: `mixed("wiki/")` → ("de=0.41:wiki/de", …).
+
+    P(L) is a language's share of the bytes, or of the tokens where all are prepared. exponent: S; below 1 small
+    languages come more often than their share, at 0 all alike.
+
+    Raises: DataError as `languages_in`, for a language without text, two of one name, and where only some are prepared.
+    """
+    paths = languages_in(folder)
+    # "de.txt.gz" and "de/" are both de.
+    names = [path.name.partition(".")[0] for path in paths]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise DataError(f"{folder}: {twice!r} is the name of two languages; rename one")
+    shards = [prepared_at([str(path)]) for path in paths]
+    if any(shards) and not all(shards):
+        raise DataError(f"{folder}: some languages are prepared, and others are text, whose sizes do not compare")
+    sizes = [
+        Shards.open(at).splits["train"].tokens if at else sum(source.size for source in present(path))
+        for at, path in zip(shards, paths, strict=True)
+    ]
+    if empty := next((path for path, size in zip(paths, sizes, strict=True) if not size), None):
+        raise DataError(f"{empty}: holds no text; leave this language out")
+    weights = shares(sizes, exponent)
+    # Enough digits for a share of one in 65,536 sequences.
+    return tuple(f"{name}={weight:.9g}:{path}" for name, weight, path in zip(names, weights, paths, strict=True))
+
+
+def shares(sizes: Sequence[float], exponent: float) -> list[float]:
+    """Returns P(L)^S of each, which add up to 1."""
+    powers = [(size / sum(sizes)) ** exponent for size in sizes]
+    return [power / sum(powers) for power in powers]
