@@ -3,6 +3,8 @@
 import os
 import sys
 
+from contexture.data.bucket import left_waiting
+from contexture.data.process_folder import end_without_waiting
 from contexture.train.checkpoints.orbax_logging import silence_orbax
 from contexture.train.run.goodput import from_process_start
 from contexture.train.run.limits import check_limits
@@ -24,7 +26,11 @@ def main() -> int:
     silence_orbax()
     from contexture.cli.main import main
 
-    return main()
+    code = main()
+    # Threads of libraries that wait for a store which is silent: the interpreter would wait for them, half an hour.
+    if left_waiting():
+        end_without_waiting(code)
+    return code
 
 
 def _keep_compiled_programs() -> None:

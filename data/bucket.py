@@ -5,23 +5,36 @@ where an object still has the generation that the writer has seen. Each call end
 not answer is an error of one line, and no hang.
 """
 
+import contextlib
+import contextvars
 import errno
 import functools
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 _ADDRESS = re.compile(r"(gs|s3):/+([^/]+)(?:/+(.*))?", re.DOTALL)
 PIECE = 8 << 20
 """Bytes of an object that are held in memory at once."""
 _AT_ONCE, _UPLOADS = 16, 4
 """Objects that are read, and written, at once."""
+_LARGE = 32 << 20
+"""Bytes of a file above which it is uploaded alone."""
 _SLOWEST = 1 << 20
 """Bytes a second below which a connection counts as gone."""
 _RETRIES = {"max_retries": 8, "initial_delay": "500ms", "max_delay": "8s"}
+_AGAIN = 8
+"""Part of the limit in which a call must end after one that got no answer: the end of a command has several."""
+_PROBE = 5.0
+"""Seconds between two looks at whether the store still answers."""
+
+T = TypeVar("T")
+_silent, _left = threading.Event(), threading.Event()
+"""Set: the last call got no answer; others' work was left that may wait for one."""
 
 
 def deadline() -> float:
@@ -53,8 +66,10 @@ def parse_address(path: Path | str) -> Address | None:
 class BucketError(OSError):
     """A bucket that cannot be read or written: an error of the system, as that of a disk."""
 
-    def __init__(self, address: Address, reason: str) -> None:
+    def __init__(self, address: Address, reason: str, forbidden: bool = False) -> None:
+        """forbidden: whether the server has answered, that this must not be done."""
         super().__init__(errno.EIO, reason, str(address))
+        self.forbidden = forbidden
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}"
@@ -102,17 +117,71 @@ def _failed(address: Address, error: BaseException) -> BucketError:
         return BucketError(address, f"{wait}; check the network, and start again")
     # The message's head: what follows in brackets is the server's page and the place in TensorStore's source.
     reason = " ".join(str(error).split(" [")[0].split())[:200] or type(error).__name__
-    if re.search(r"PERMISSION_DENIED|UNAUTHENTICATED|http_response_code='40[13]'", str(error)):
+    if forbidden := bool(re.search(r"PERMISSION_DENIED|UNAUTHENTICATED|http_response_code='40[13]'", str(error))):
         reason += "; check the credentials, and the rights on the bucket"
-    return BucketError(address, reason)
+    return BucketError(address, reason, forbidden)
+
+
+def _answer(ask: Callable[[], Any], size: int = 0) -> Any:
+    """Returns the answer of a request; size: bytes that it sends, which take a second for each MiB at most."""
+    # A command that ends because the store is silent still has a lease to give back, a log to write, and more.
+    limit = deadline() / (_AGAIN if _silent.is_set() else 1)
+    try:
+        answer = ask().result(timeout=limit + size / _SLOWEST)
+    except TimeoutError:
+        _silent.set()
+        raise
+    _silent.clear()
+    return answer
 
 
 def _result(address: Address, ask: Callable[[], Any], size: int = 0) -> Any:
-    """Returns the answer of a request; size: bytes that it sends, which take a second for each MiB at most."""
     try:
-        return ask().result(timeout=deadline() + size / _SLOWEST)
+        return _answer(ask, size)
     except Exception as error:
         raise _failed(address, error) from None
+
+
+def answering(address: Address | None, work: Callable[[], T]) -> T:
+    """Returns `work()`, as long as the bucket answers: for work of libraries, whose limits are of half an hour.
+
+    While the work lasts, the bucket is asked for an object every few seconds. The work is done in a thread of its own,
+    which is left behind where the bucket is silent.
+
+    Args:
+        address: any object of the bucket; None: the work is elsewhere, and done as it is.
+        work: what is to be done, in any thread.
+
+    Raises:
+        BucketError: where the bucket does not answer within the limit, or fails again and again.
+    """
+    if address is None:
+        return work()
+    done: Future[T] = Future()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            done.set_result(context.run(work))
+        except BaseException as error:
+            done.set_exception(error)
+
+    # A daemon: one that waits for ever must not keep the interpreter.
+    threading.Thread(target=run, name="bucket", daemon=True).start()
+    while not wait([done], min(_PROBE, deadline() / 4)).done:
+        try:
+            read(address)
+        except BucketError as error:
+            # Who may not read this object was answered all the same. Other failures were tried again for long enough.
+            if not error.forbidden and not done.done():
+                _left.set()
+                raise
+    return done.result()
+
+
+def left_waiting() -> bool:
+    """Returns whether work was left behind (`answering`), for whose threads the interpreter would wait at its end."""
+    return _left.is_set()
 
 
 def read(address: Address) -> Stored:
@@ -129,7 +198,7 @@ def read_range(address: Address, first: int, last: int | None, generation: bytes
     """
     try:
         store = _store(address.scheme, address.bucket)
-        answer = store.read(address.key, byte_range=slice(first, last)).result(timeout=deadline())
+        answer = _answer(lambda: store.read(address.key, byte_range=slice(first, last)))
     except Exception as error:
         # Of an empty object some servers name a range that TensorStore takes for an error.
         if "OUT_OF_RANGE" in str(error) or "Unexpected Content-Range" in str(error):
@@ -248,19 +317,22 @@ def download_all(pairs: Sequence[tuple[Address, Path]]) -> list[bytes | None]:
 
 
 def upload_all(files: Sequence[tuple[Path, int, Address]]) -> list[bytes]:
-    """Uploads files, each up to a size, as objects, several at once; returns their generations in order.
+    """Uploads files, each up to a size, as objects, several small ones at once; returns their generations in order.
 
     Raises:
         BucketError: as `read`.
         OSError: when a file cannot be read.
     """
+    alone = threading.Lock()
 
     def upload(each: tuple[Path, int, Address]) -> bytes:
         file, size, address = each
-        # Not what another thread adds meanwhile: the caller knows the size, and writes the rest later.
-        with open(file, "rb") as opened:
-            return write(address, opened.read(size))
+        store = _store(address.scheme, address.bucket)
+        # An object is written from memory: of large ones, one at a time.
+        with alone if size > _LARGE else contextlib.nullcontext(), open(file, "rb") as opened:
+            # No more than the size, which the caller knows: what another thread adds meanwhile is written later.
+            # TensorStore copies the bytes: these are let go when the call returns, before they are sent.
+            return _result(address, lambda: store.write(address.key, opened.read(size)), size).generation
 
-    # An object is written from memory: hence few at a time.
     with ThreadPoolExecutor(_UPLOADS) as pool:
         return list(pool.map(upload, files))

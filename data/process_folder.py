@@ -1,13 +1,17 @@
 """A temporary folder of this process alone, which is removed when it ends, or by another process if it was killed."""
 
 import atexit
+import contextlib
 import fcntl
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 _PREFIX = "contexture-mirror-"
+_made: list[Path] = []
 
 
 def process_folder() -> Path:
@@ -21,7 +25,19 @@ def process_folder() -> Path:
     # Held as long as this process lives: its descriptor is never closed.
     _locked(folder)
     atexit.register(_remove, folder, os.getpid())
+    _made.append(folder)
     return folder
+
+
+def end_without_waiting(code: int) -> NoReturn:
+    """Ends this process at once, also where threads wait for what never comes, and leaves no temporary folder."""
+    for stream in (sys.stdout, sys.stderr):
+        # Nobody may be reading any more.
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    for folder in _made:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(code)
 
 
 def _remove(folder: Path, owner: int) -> None:

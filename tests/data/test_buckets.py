@@ -4,8 +4,11 @@ import contextlib
 import random
 import shutil
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +27,8 @@ def at(bucket_store: Server, request: pytest.FixtureRequest) -> Iterator[Address
     yield Address(bucket_store.scheme, BUCKET, f"{request.node.originalname}-{random.randrange(1 << 30)}")
     bucket_store.faults = Faults()
     bucket_store.honours_preconditions = True
+    for noted in (bucket._silent, bucket._left):
+        noted.clear()
 
 
 def as_another_process() -> None:
@@ -113,6 +118,94 @@ def test_a_silent_store_is_an_error_within_the_limit(
     bucket_store.faults = Faults(silent=True)
     with pytest.raises(BucketError, match="does not answer within 1 s; check the network"):
         bucket.read(at / "x")
+    # A command that ends then has more calls: each has a part of the limit, until one is answered.
+    start = time.monotonic()
+    with pytest.raises(BucketError, match="does not answer within 1 s"):
+        bucket.read_range(at / "x", 0, 1)
+    assert time.monotonic() - start < 0.5 and bucket._silent.is_set()
+    bucket_store.faults = Faults()
+    monkeypatch.setenv("CONTEXTURE_BUCKET_SECONDS", "30")
+    assert bucket.read(at / "x").value is None and not bucket._silent.is_set()
+
+
+@pytest.fixture
+def few_retries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(bucket, "_RETRIES", {"max_retries": 1, "initial_delay": "1ms", "max_delay": "1ms"})
+    bucket._store.cache_clear()
+    yield
+    bucket._store.cache_clear()
+
+
+@pytest.mark.usefixtures("few_retries")
+@pytest.mark.parametrize(
+    ("faults", "line"),
+    [(Faults(silent=True), "does not answer within 1 s; check the network"), (Faults(refused=1), "503|retry|retries")],
+    ids=["silent", "failing"],
+)
+def test_work_that_waits_for_a_store_that_is_gone_is_left(
+    at: Address, bucket_store: Server, monkeypatch: pytest.MonkeyPatch, faults: Faults, line: str
+) -> None:
+    monkeypatch.setenv("CONTEXTURE_BUCKET_SECONDS", "1")
+    bucket_store.faults = faults
+    end, start = threading.Event(), time.monotonic()
+    with pytest.raises(BucketError, match=line):
+        bucket.answering(at / "x", lambda: end.wait(30))
+    assert time.monotonic() - start < 10 and bucket.left_waiting()
+    end.set()
+
+
+def test_work_lasts_where_the_probed_object_is_forbidden(at: Address, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by rights on a bucket that allow no listing: what is not there is then forbidden."""
+
+    def forbidden(address: Address) -> None:
+        raise BucketError(address, "http_response_code='403'", forbidden=True)
+
+    monkeypatch.setattr(bucket, "_PROBE", 0.05)
+    monkeypatch.setattr(bucket, "read", forbidden)
+    assert bucket.answering(at / "x", lambda: time.sleep(0.5) or "done") == "done"
+
+
+@pytest.mark.parametrize("error", [None, TimeoutError("of its own"), BucketError(Address("gs", "b", "x"), "refused")])
+def test_work_ends_as_it_ends_while_the_store_answers(
+    at: Address, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    """However long it takes; with what it returns, and with what it raises."""
+    monkeypatch.setattr(bucket, "_PROBE", 0.05)
+
+    def work() -> str:
+        time.sleep(0.5)
+        if error:
+            raise error
+        return "done"
+
+    with pytest.raises(type(error), match="own|refused") if error else contextlib.nullcontext():
+        assert bucket.answering(at / "x", work) == "done"
+    assert not bucket.left_waiting()
+
+
+def test_large_files_are_uploaded_one_at_a_time(
+    at: Address, bucket_store: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is in memory while it is sent. Small ones are sent together."""
+    monkeypatch.setattr(bucket, "_LARGE", 9)
+    bucket_store.faults = Faults(slow=1, seconds=0.2)
+    result, now, most = bucket._result, Counter[bool](), Counter[bool]()
+
+    def counted(address: Address, ask: Callable[[], Any], size: int) -> Any:
+        is_large = size > 9
+        now[is_large] += 1
+        most[is_large] = max(most[is_large], now[is_large])
+        answer = result(address, ask, size)
+        now[is_large] -= 1
+        return answer
+
+    monkeypatch.setattr(bucket, "_result", counted)
+    files = [tmp_path / f"{number}" for number in range(8)]
+    for number, file in enumerate(files):
+        file.write_bytes(b"0123456789"[: 10 if number % 2 else 9])
+    bucket.upload_all([(file, file.stat().st_size, at / file.name) for file in files])
+    assert most[True] == 1 and most[False] > 1
+    assert [bucket_store.read(f"{at.key}/{file.name}") for file in files] == [file.read_bytes() for file in files]
 
 
 @pytest.mark.parametrize("faults", [Faults(), SOME_FAULTS], ids=["sound", "faulty"])

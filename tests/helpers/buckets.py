@@ -30,7 +30,8 @@ _OWN = {"host", "connection", "content-length", "transfer-encoding", "keep-alive
 @dataclass
 class Faults:
     """Shares of requests: `refused` get a 503, of `lost` ones the answer is lost after they are carried out, of `cut`
-    ones half of it; `slow` ones wait for `seconds`. `silent`: nothing is answered at all."""
+    ones half of it; `slow` ones wait for `seconds`. `silent`: nothing is answered at all. `answers`: so many requests
+    are answered, and then none (-1: all)."""
 
     refused: float = 0
     lost: float = 0
@@ -38,6 +39,7 @@ class Faults:
     slow: float = 0
     seconds: float = 0.3
     silent: bool = False
+    answers: int = -1
 
 
 @dataclass
@@ -65,6 +67,11 @@ class Server:
     def written(self) -> int:
         """How many objects, or pieces of them, were sent."""
         return self.counts["POST"] + self.counts["PUT"]
+
+    @property
+    def asked(self) -> int:
+        """How many requests there were."""
+        return sum(count for kind, count in self.counts.items() if kind != "bytes down")
 
     def ask(self, method: str, path: str, body: bytes = b"") -> bytes:
         """Asks the server itself, and counts nothing."""
@@ -163,8 +170,11 @@ class _Proxy(BaseHTTPRequestHandler):
             listed = self.command == "GET" and re.search(r"/o\?|list-type=", self.path) and "alt=media" not in self.path
             kind = " list" if listed else " range" if "Range" in self.headers else ""
             state.counts[self.command + kind] += 1
+            faults.silent |= faults.answers == 0
+            faults.answers -= 1
         if faults.silent:
-            while faults.silent:
+            # Until the test has other faults, or none.
+            while state.faults.silent:
                 time.sleep(0.05)
             self.close_connection = True
             return

@@ -18,6 +18,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -76,11 +77,18 @@ def _read_arrays(directory: Path, expected: Any, prefix: str, part: bool) -> Any
     restore = ocp.checkpoint_utils.construct_restore_args
     target = {prefix: expected} if prefix else _stored(expected)
     arguments = ocp.args.PyTreeRestore(target, restore_args=restore(target), partial_restore=part)
-    try:
+    place = mirror.arrays_at(without_parents(directory / "state"))
+
+    def read() -> Any:
         # Not by a Checkpointer, whose restore ends with a barrier: one process may fail here and the others not.
-        with orbax_silenced(), contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
-            state = orbax_s3.place(mirror.arrays_at(without_parents(directory / "state")))
-            restored = reader.restore(state, args=arguments)
+        with contextlib.closing(ocp.PyTreeCheckpointHandler()) as reader:
+            return reader.restore(orbax_s3.place(place), args=arguments)
+
+    try:
+        with orbax_silenced():
+            restored = bucket.answering(bucket.parse_address(place), read)
+    except bucket.BucketError:
+        raise  # nothing is known of the checkpoint: it is not passed over as damaged
     except Exception as error:
         raise CheckpointError(f"item state: cannot be read ({first_line(error)})") from None
     # Fields without arrays were not stored; they keep their value.
@@ -298,8 +306,12 @@ class Checkpoints:
                 # The other processes of a job wait while process 0 reads a large checkpoint back.
                 async_options=ocp.options.AsyncOptions(timeout_secs=3600, post_finalization_callback=self._read_back),
             )
-            self._manager = _Manager(self._root, options=options)
+            self._manager = self._answering(lambda: _Manager(self._root, options=options))
         return self._manager
+
+    def _answering(self, work: Callable[[], T]) -> T:
+        """Returns `work()`, which Orbax does; raises BucketError where the run's bucket is silent meanwhile."""
+        return bucket.answering(mirror.address_of(self.directory), work)
 
     def _read_back(self) -> None:
         """Reads a checkpoint before it gets its name. If this raises, Orbax removes no earlier checkpoint."""
@@ -379,7 +391,7 @@ class Checkpoints:
             self._ranks[step] = rank_of(meta, self.metric)
             self._writing = step, last
             # force: Orbax's own save_interval has no say, the run decides when to save.
-            manager.save(step, args=items, force=True)
+            self._answering(lambda: manager.save(step, args=items, force=True))
         except Exception as error:
             raise self._failed(error) from error
 
@@ -409,9 +421,11 @@ class Checkpoints:
                 f"{self.directory.parent} was moved or removed while it trains, and its newest step is not saved; "
                 "start the same command again, with --dir where the run is now"
             )
-        good = steps(self.directory)
+        # A bucket that does not answer is not asked once more.
+        reason = error.strerror if isinstance(error, bucket.BucketError) else write_failure(error)
+        good = steps(self.directory, ask=not isinstance(error, bucket.BucketError))
         last = f"the last good checkpoint is of step {good[-1]}" if good else "there is no checkpoint yet"
-        return CheckpointError(f"could not write a checkpoint to {self.directory}: {write_failure(error)}; {last}")
+        return CheckpointError(f"could not write a checkpoint to {self.directory}: {reason}; {last}")
 
     @property
     def finished(self) -> int:
@@ -421,25 +435,30 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Waits until the checkpoint that was started is on disk. Raises CheckpointError if it cannot be written."""
-        if self._manager is not None:
-            try:
-                # Polled: wait_until_finished alone would wait for other processes that wait for a failed write of this
-                # one.
-                while self._manager.is_saving_in_progress():
-                    if self._manager.failure is not None:
-                        raise self._manager.failure
-                    time.sleep(_POLL)
-                self._manager.wait_until_finished()
-                mirror.look_again(self.directory)
-            except Exception as error:
-                raise self._failed(error) from error
+        if (manager := self._manager) is None:
+            return
+
+        def finished() -> None:
+            # Polled: wait_until_finished alone would wait for other processes that wait for a failed write of this one.
+            while manager.is_saving_in_progress():
+                if manager.failure is not None:
+                    raise manager.failure
+                time.sleep(_POLL)
+            manager.wait_until_finished()
+
+        try:
+            self._answering(finished)
+            mirror.look_again(self.directory)
+        except Exception as error:
+            raise self._failed(error) from error
 
     def abandon(self) -> None:
         """Closes the folder after an error, whatever state it is in.
 
-        Not in a job of several processes: others may be gone, and Orbax would wait for them.
+        Not in a job of several processes: others may be gone, and Orbax would wait for them. Nor where a bucket is
+        silent, for which it would wait too.
         """
-        if self._manager is not None and jax.process_count() == 1:
+        if self._manager is not None and jax.process_count() == 1 and not bucket.left_waiting():
             # An error is on its way already; a second one must not hide it.
             with contextlib.suppress(Exception):
                 self._manager.close()
@@ -449,7 +468,7 @@ class Checkpoints:
         """Closes the folder; call `wait` first."""
         if self._manager is not None:
             try:
-                self._manager.close()
+                self._answering(self._manager.close)
             except Exception as error:
                 raise self._failed(error) from error
             self._manager = None
