@@ -36,7 +36,7 @@ _COPY = 1 << 16
 """Documents whose borders are read back at once."""
 _CLOSE = 1 << 20
 """Sentences between the first and the last of some that are read at once."""
-_COUNTED = 1 << 22
+_COUNTED = 1 << 20
 """Tokens that are copied, or counted, at once."""
 _MEND = "give another vocabulary, or learn one on this text"
 _CASED = "keep them with --data.no-lowercase, and a cased vocabulary where one is given"

@@ -101,9 +101,7 @@ def _decoded(path: Path, number: int, raw: bytes) -> tuple[str, DataError | None
         return raw.decode("utf-8", "replace"), wrong
 
 
-def _raw_blocks(
-    path: Path, seen: Seen, cut_long: bool, most: int, span: Span
-) -> Iterator[tuple[int, list[bytes]]]:
+def _raw_blocks(path: Path, seen: Seen, cut_long: bool, most: int, span: Span) -> Iterator[tuple[int, list[bytes]]]:
     """Yields lines as bytes, with the number of the first. cut_long: a line over LONGEST_LINE comes in pieces, cut at a
     space, or at a whole character; each piece comes alone."""
     # A line within both limits needs no care; others are looked at while they are collected.
@@ -124,9 +122,9 @@ def _raw_blocks(
                 yield number, held
                 number += len(held)
             if long:
-                for number, piece in _long_line(path, number, long, cut_long, most):
-                    yield number, [piece]
-                number += 1
+                for place, piece in _long_line(path, number, long, cut_long, most):
+                    yield place, [piece]
+                    number = place + 1
             mark = b""
 
 

@@ -91,7 +91,7 @@ class CorpusVocabulary:
     def unknown(self) -> bytes:
         """Returns the words that the vocabulary lacks, in the order of their numbers, a word a line."""
         # A line each: no word of running text holds a line end.
-        return "".join(f"{word}\n" for word in self._ids.new()).encode()
+        return "\n".join([*self._ids.new(), ""]).encode()
 
     def facts(self) -> dict[str, dict[str, int]]:
         """Returns how many words the vocabulary lacks, and how many words are cut and how many times."""
