@@ -80,21 +80,20 @@ def assert_same(shards: Shards, documents: list[Document]) -> None:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=st.lists(TEXT, min_size=1, max_size=3),
-    packed=st.lists(st.booleans(), min_size=3, max_size=3),
-    mark=st.booleans(),
+    files=st.lists(st.tuples(st.booleans(), st.booleans()), min_size=3, max_size=3),
     kind=st.sampled_from(["spaces", "punctuation", "wordpiece"]),
     split=st.booleans(),
     most=st.sampled_from([(16384, 1 << 20), (1, 1 << 20), (3, 1 << 20), (16384, 1), (4, 9)]),
     block=st.sampled_from([1, 7, 64, 1 << 18]),
     count=st.sampled_from([0, 1, 5]),
 )
-def test_the_shards_are_those_of_a_slow_reader(tmp_path_factory, texts, packed, mark, kind, split, most, block, count):
+def test_the_shards_are_those_of_a_slow_reader(tmp_path_factory, texts, files, kind, split, most, block, count):
     folder: Path = tmp_path_factory.mktemp("slow")
     paths = []
-    for number, text in enumerate(texts):
+    for number, (text, (packed, mark)) in enumerate(zip(texts, files, strict=False)):
         raw = (("\ufeff" * mark) + text).encode()
-        paths.append(folder / (f"{number}.txt.gz" if packed[number] else f"{number}.txt"))
-        paths[-1].write_bytes(gzip.compress(raw) if packed[number] else raw)
+        paths.append(folder / (f"{number}.txt.gz" if packed else f"{number}.txt"))
+        paths[-1].write_bytes(gzip.compress(raw) if packed else raw)
     tokenizer = PIECES if kind == "wordpiece" else WORDS[kind]
     encode = tokenizer.encode if kind == "wordpiece" else Slow(kind)
     config = DataConfig(path=tuple(map(str, paths)), split_sentences=split)
