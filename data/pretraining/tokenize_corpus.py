@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from contexture.data import mirror
-from contexture.data.binary_files import HashingWriter, Int64Writer, close_all, fingerprint_of
+from contexture.data.binary_files import I64, HashingWriter, Int64Writer, close_all, fingerprint_of
 from contexture.data.config import DataConfig, Stream
 from contexture.data.errors import DataError
 from contexture.data.plain_files import WHOLE
@@ -309,16 +310,17 @@ class _PartWriter:
         # A vocabulary that spells every text has none.
         return 0 if self.unknown_id is None else int(self.unigrams[self.unknown_id])
 
-    def _end_row(self) -> None:
-        """Writes the id of a document that the source has ended here, where it has one and left any tokens."""
+    def _end_row(self, border: int) -> None:
+        """Writes the id of a document that the source has ended behind so many sentences, where it has one and left
+        any tokens."""
         # Text that is no table has no ids.
         name = self.facts.ids.popleft() if self.facts.ids else ""
-        if name and self.sentences > self._begin:
+        if name and border > self._begin:
             # No file of them where there are none.
             if self.document_ids is None:
                 self.document_ids = HashingWriter(self.folder / IDS)
             self.document_ids.write(f"{self._begin}\t{name}\n".encode())
-        self._begin = self.sentences
+        self._begin = border
 
     def _name_line(self, source: Source) -> None:
         if isinstance(source, TextFile) and source.span[0]:
@@ -350,11 +352,11 @@ class _PartWriter:
                     pieces.append(end)
                     at += len(end)
                     self._add_runs(run_start, at)
-                    self._end_document()
+                    self._end_at(np.array([self.sentences]))
                     document_start = run_start = at
                     whole += 1
-                self._end_row()
-            self._write(pieces)
+                self._end_row(self.sentences)
+            self._write(self._joined(pieces))
             self.tokens = at
             # The document continues in the next batch: only its full runs are entered, so that where runs end does not
             # depend on how the text was read.
@@ -368,71 +370,98 @@ class _PartWriter:
         """Enters the runs of a document: RUN tokens each, the last one what is left."""
         if begin < end:
             # Each run is entered by its end, which is where the next one begins.
-            ends = [*range(begin + RUN, end, RUN), end]
+            ends = np.append(np.arange(begin + RUN, end, RUN), end)
             self.sentences += len(ends)
-            self.ends.add(*ends)
+            self.ends.extend(ends)
 
     def _add_sentences(self, source: Source, read: Callable[[bytes], None], seen: Callable[[], None]) -> int:
         """Writes sentences → how many documents the source itself has."""
-        whole = 0
-        first_sentence, first_token = self.sentences, self.tokens  # of the document being written
-        fresh = True
+        # A document is known by its first sentence, in the part: the one that is open, which may be cut, and the one
+        # of the text. Arrays throughout, since a large text has billions of sentences.
+        document, begun, whole = (self.sentences, self.tokens), self.sentences, 0
         for batch in sentence_batches(source, self.config.split_sentences, read):
-            ends: list[int] = []
-            # In local names: a large text has billions of sentences.
-            tokens, sentences = self.tokens, self.sentences
-            for length in self._tokenised(batch):
-                if length:
-                    # `whole` counts the documents of the text, not the parts that long ones are cut into below: a file
-                    # of one document may be split anywhere, whatever its length.
-                    whole += fresh
-                    fresh = False
-                    sentences += 1
-                    tokens += length
-                    ends.append(tokens)
-                    if sentences - first_sentence < LONGEST_DOCUMENT and tokens - first_token < BLOCK_TOKENS:
-                        continue
-                # A sentence without tokens is dropped.
-                elif length == 0:
-                    continue
-                self.tokens, self.sentences = tokens, sentences
-                if sentences > first_sentence:
-                    self._end_document()
-                    first_sentence, first_token = sentences, tokens
-                if length is None:
-                    fresh = True
-                    self._end_row()
-            self.tokens, self.sentences = tokens, sentences
-            self.ends.add(*ends)
+            lengths = self._tokenised(batch)
+            # A sentence without tokens is dropped.
+            kept = lengths > 0
+            offsets = self.tokens + np.append(0, np.cumsum(lengths[kept]))
+            borders = self.sentences + np.cumsum(kept)[lengths < 0]
+            self.ends.extend(offsets[1:])
+            document = self._end_documents(document, borders, offsets)
+            # `whole` counts the documents of the text, not the parts that long ones are cut into: a file of one
+            # document may be split anywhere, whatever its length.
+            whole += int(np.count_nonzero(np.diff(borders, prepend=begun)))
+            begun = int(borders[-1]) if len(borders) else begun
+            # Only text in tables has facts of its documents.
+            for border in borders.tolist() if self.facts.ids else ():
+                self._end_row(border)
+            self.tokens, self.sentences = int(offsets[-1]), self.sentences + len(offsets) - 1
             seen()
         # The end of the source ends its last document, without a border.
-        if self.sentences > first_sentence:
-            self._end_document()
-        return whole
+        if self.sentences > document[0]:
+            self._end_at(np.array([self.sentences]))
+        return whole + (self.sentences > begun)
 
-    def _end_document(self) -> None:
-        self.borders.add(self.sentences)
-        self.documents += 1
+    def _end_documents(self, begin: tuple[int, int], borders: I64, offsets: I64) -> tuple[int, int]:
+        """Enters the documents that end in a batch of sentences; those that are too long are cut.
 
-    def _tokenised(self, batch: list[str | None]) -> list[int | None]:
-        """Writes the tokens of sentences; returns how many each has, and None for a border."""
+        Args:
+            begin: the sentence and the token at which the open document begins.
+            borders: how many sentences there are before each border, i64 [n].
+            offsets: where the sentences of the batch begin among all tokens, and where the last one ends, i64 [m + 1].
+
+        Returns:
+            Where the document begins that is open now.
+        """
+        first, last = self.sentences, self.sentences + len(offsets) - 1
+        # The ends of documents that have a sentence, and of what there is of the open one.
+        ends = np.unique(np.append(borders, last))
+        ends = ends[ends > begin[0]]
+        sentences = np.diff(ends, prepend=begin[0])
+        tokens = np.diff(offsets[ends - first], prepend=begin[1])
+        stops = ends if len(borders) and borders[-1] == last else ends[:-1]
+        # Few are, and only these are walked.
+        for number in np.flatnonzero((sentences >= LONGEST_DOCUMENT) | (tokens >= BLOCK_TOKENS)).tolist():
+            sentence, token = (int(ends[number - 1]), int(offsets[ends[number - 1] - first])) if number else begin
+            # Cut by whichever comes first.
+            while (
+                cut := min(sentence + LONGEST_DOCUMENT, first + int(offsets.searchsorted(token + BLOCK_TOKENS)))
+            ) <= ends[number]:
+                stops = np.append(stops, cut)
+                sentence, token = cut, int(offsets[cut - first])
+        stops = np.unique(stops)
+        self._end_at(stops)
+        return (int(stops[-1]), int(offsets[stops[-1] - first])) if len(stops) else begin
+
+    def _end_at(self, stops: I64) -> None:
+        """Enters documents. stops: the sentence behind the last one of each."""
+        self.borders.extend(stops)
+        self.documents += len(stops)
+
+    def _tokenised(self, batch: list[str | None]) -> I64:
+        """Writes the tokens of sentences; returns how many each has, i64 [n], and -1 for a border."""
         texts = [text for text in batch if text is not None]
         # For lanes, words outside the vocabulary get numbers of their own.
-        sentences = (self.numbering or self.tokenizer).encode(texts)
-        if self.numbering is None:  # for lanes, the shards say how many words the vocabulary lacks
+        if self.numbering is not None:
+            ids, counts = self.numbering.encode(texts)
+        else:  # for lanes, the shards say how many words the vocabulary lacks
+            sentences = self.tokenizer.encode(texts)
             self.unknown.add(texts, sentences)
-        self._write(sentences)
-        lengths = map(len, sentences)
-        return [None if text is None else next(lengths) for text in batch]
+            ids, counts = self._joined(sentences), np.fromiter(map(len, sentences), np.int64, len(sentences))
+        self._write(ids)
+        lengths = np.full(len(batch), -1, np.int64)
+        lengths[[text is not None for text in batch]] = counts
+        return lengths
 
-    def _write(self, pieces: list[list[int]]) -> None:
-        """Appends tokens, which the caller adds to `self.tokens`, and counts their ids."""
+    def _joined(self, pieces: list[list[int]]) -> NDArray[np.integer]:
         # One array in the dtype of the files, without a list of all numbers in between.
-        ids = np.fromiter(chain.from_iterable(pieces), self.dtype, sum(map(len, pieces)))
+        return np.fromiter(chain.from_iterable(pieces), self.dtype, sum(map(len, pieces)))
+
+    def _write(self, ids: NDArray[np.integer]) -> None:
+        """Appends tokens, which the caller adds to `self.tokens`, and counts their ids."""
         # Words that the vocabulary lacks count as its unknown token.
         known = ids if self.numbering is None else self.numbering.known(ids)
         self.unigrams += np.bincount(known, minlength=len(self.unigrams))
-        self.ids.write(ids.tobytes())
+        self.ids.write(ids.astype(self.dtype, copy=False).tobytes())
 
     def close(self) -> None:
         """Closes every file without writing more."""
