@@ -20,6 +20,7 @@ from contexture.data.pretraining.part_folder import PART, PartError, PartReader,
 from contexture.data.pretraining.shards import Shards, SplitTable, TokenFiles
 from contexture.data.pretraining.shards_index import DIGESTS, INDEX, SPLITS, UNKNOWN, SourceEntry
 from contexture.data.pretraining.text_parts import source_digest
+from contexture.data.pretraining.units import ID
 from contexture.data.storage import atomic_folder
 from contexture.data.text.columnar import TEXT
 from contexture.data.tokenizers.base import Tokenizer
@@ -321,6 +322,8 @@ class _Writer:
         for at in range(self._offset(cut), end, _COUNTED):
             ids = self._token_files.read(at, min(at + _COUNTED, end))
             known = ids if self.numbering is None else self.numbering.known(ids)
+            # Marks of units are no part of an id.
+            known = known & ID if "units" in self.job else known
             self.unigrams -= np.bincount(known, minlength=len(self.unigrams))
         return cut
 
@@ -469,6 +472,8 @@ class _Writer:
         # The usual column is left out, as are sentence pairs, the default stream.
         if self.job["text_column"] != TEXT:
             index["text_column"] = self.job["text_column"]
+        if units := self.job.get("units"):
+            index["units"] = units
         if self._windows:
             index |= {"stream": self.job["stream"], "documents": self.job["documents"]}
         if self.numbering is not None:

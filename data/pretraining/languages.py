@@ -58,5 +58,6 @@ def mixed(folder: str, exponent: float = DataConfig.language_exponent) -> tuple[
 
 def shares(sizes: Sequence[float], exponent: float) -> list[float]:
     """Returns P(L)^S of each, which add up to 1."""
+    # Powers of shares do not add up to 1: they are shared out anew.
     powers = [(size / sum(sizes)) ** exponent for size in sizes]
     return [power / sum(powers) for power in powers]

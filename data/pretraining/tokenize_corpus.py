@@ -3,7 +3,8 @@ tokenised by itself (`data.pretraining.text_parts`), and the parts are joined (`
 
 A part is a folder:
 
-    tokens.bin     the ids of its documents; u16, or u32 where the vocabulary needs it
+    tokens.bin     the ids of its documents; u16, or u32 where the vocabulary needs it, or units are marked
+                   (`data.pretraining.units`)
     ends.bin       i64, where each of its sentences ends in that row
     borders.bin    i64, after how many sentences each of its documents ends
     unigrams.bin   i64 [V], how often each id occurs
@@ -27,7 +28,7 @@ from contexture.data import mirror
 from contexture.data.binary_files import I64, HashingWriter, Int64Writer, close_all, fingerprint_of
 from contexture.data.config import DataConfig, Stream
 from contexture.data.errors import DataError
-from contexture.data.plain_files import WHOLE
+from contexture.data.plain_files import WHOLE, inner_suffix
 from contexture.data.pretraining import text_parts
 from contexture.data.pretraining.join_parts import RUN, PartEntry, join, read_part
 from contexture.data.pretraining.manifest import IDS, merged
@@ -35,10 +36,11 @@ from contexture.data.pretraining.part_folder import PartError, new_part, part_na
 from contexture.data.pretraining.part_workers import Report, Tally, make_in_workers
 from contexture.data.pretraining.shards import BLOCK_TOKENS, Shards
 from contexture.data.pretraining.shards_index import PER_FILE, UNKNOWN
-from contexture.data.pretraining.text_parts import Job, PartSpan, PieceDigests
+from contexture.data.pretraining.text_parts import Job, PartSpan, PieceDigests, job_of
+from contexture.data.pretraining.units import ID, MarkedSentences
 from contexture.data.storage import atomic_folder, check_free
 from contexture.data.text.row_facts import RowFacts
-from contexture.data.text.sources import Source, TextFile, document_batches, expand, sentence_batches, shared
+from contexture.data.text.sources import Source, TextFile, document_batches, sentence_batches
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import CorpusVocabulary
 from contexture.data.tokenizers.registry import load_tokenizer
@@ -180,23 +182,6 @@ def _maker(job: Job, folder: Path, count: int) -> PartsOfText:
     )
 
 
-def job_of(
-    config: DataConfig, tokenizer: Tokenizer, stream: Stream, per_file: int = PER_FILE, command: str = ""
-) -> Job:
-    """Returns a preparation. command: as in `Job`. Raises: as `sources_of`."""
-    return Job(config, tokenizer, stream, per_file, *sources_of(config), command)
-
-
-def sources_of(config: DataConfig) -> tuple[list[Source], list[Source]]:
-    """Returns the text to train on, and that which is held out. Raises: DataError for text that `sources` refuses, and
-    for a source that is both."""
-    train = expand(config.path, "data.path", config.text_column)
-    dev = expand(config.dev, "data.dev", config.text_column) if config.dev else []
-    if both := shared([*train, *dev]):
-        raise DataError(f"{both}: data.dev names a {both.kind} that data.path holds too; keep held-out text apart")
-    return train, dev
-
-
 def tokenize_part(job: Job, folder: Path, part: int, count: int, report: Report) -> None:
     """Tokenises a part of a text into a folder of its own below `folder`, unless it is there already.
 
@@ -237,7 +222,9 @@ class _PartWriter:
         self.folder, self.job, self.tokenizer, self.config = folder, job, job.tokenizer, job.config
         self.numbering = CorpusVocabulary(word_tokenizer(self.tokenizer)) if job.stream == "lanes" else None
         # For lanes there may be any number of ids beyond the vocabulary's, and how many is known at the end alone.
-        self.dtype = np.dtype("<u2" if self.tokenizer.size <= 1 << 16 and self.numbering is None else "<u4")
+        self.units = None if job.units is None else MarkedSentences(job.units)
+        small = self.tokenizer.size <= 1 << 16 and self.numbering is None and self.units is None
+        self.dtype = np.dtype("<u2" if small else "<u4")
         self.sentences = self.tokens = self.documents = 0
         self.ids = HashingWriter(folder / "tokens.bin")
         self.ends = Int64Writer(folder / "ends.bin")
@@ -257,7 +244,10 @@ class _PartWriter:
         source, before = self.job.open(span), (self.tokens, self.sentences, self.documents)
         # A source of another span has facts of its own.
         unknown = self._unknown_tokens()
-        self.facts, self._begin = RowFacts(self.config.text_column), self.sentences
+        of_data = self.units is not None and self.units.units.of_data
+        if of_data and not (isinstance(source, TextFile) and inner_suffix(source.path) in (".jsonl", ".json")):
+            raise DataError(f"{source}: no *.jsonl, in which data.units=spans reads words and entities; give such rows")
+        self.facts, self._begin = RowFacts(self.config.text_column, of_data), self.sentences
         if isinstance(source, TextFile):
             source = dataclasses.replace(source, facts=self.facts)
         first = source.span[0] if isinstance(source, TextFile) else None
@@ -444,9 +434,12 @@ class _PartWriter:
         if self.numbering is not None:
             ids, counts = self.numbering.encode(texts)
         else:  # for lanes, the shards say how many words the vocabulary lacks
-            sentences = self.tokenizer.encode(texts)
+            marked = None if self.units is None else self.units.marked(batch, self.tokenizer, self.facts.spans)
+            sentences = self.tokenizer.encode(texts) if marked is None else [ids for ids, _ in marked]
             self.unknown.add(texts, sentences)
             ids, counts = self._joined(sentences), np.fromiter(map(len, sentences), np.int64, len(sentences))
+            if marked:
+                ids |= np.concatenate([marks for _, marks in marked])
         self._write(ids)
         lengths = np.full(len(batch), -1, np.int64)
         lengths[[text is not None for text in batch]] = counts
@@ -460,6 +453,7 @@ class _PartWriter:
         """Appends tokens, which the caller adds to `self.tokens`, and counts their ids."""
         # Words that the vocabulary lacks count as its unknown token.
         known = ids if self.numbering is None else self.numbering.known(ids)
+        known = known if self.units is None else known & ID
         self.unigrams += np.bincount(known, minlength=len(self.unigrams))
         self.ids.write(ids.astype(self.dtype, copy=False).tobytes())
 

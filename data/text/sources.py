@@ -112,6 +112,11 @@ class TextFile:
                 yield from enumerate(map(str.strip, block), first)
             return
         for number, text, record in self.rows(seen):
+            if self.facts is not None:
+                try:
+                    self.facts.begin(record, text)
+                except DataError as error:
+                    raise DataError(f"{self.path}:{number}: {error}") from None
             for paragraph in split_lines(text):
                 # Only the end of a row is a border: blank lines within a text are none.
                 if paragraph.strip():

@@ -252,10 +252,10 @@ PRETRAINING = (
     ),
     *mutants_of(
         "data/config.py",
-        ("slots.twenty-always", "max(math.ceil(round(self.length * max(self.masked_fractions), 6)), 1)", "20",
+        ("slots.twenty-always", "max(math.ceil(round(expected, 6)), 1)", "20",
          "train/test_phases.py::test_masked_slots_follow_the_length"),
-        ("slots.rounded-down", "math.ceil(round(self.length * max(self.masked_fractions), 6))",
-         "int(self.length * max(self.masked_fractions))",
+        ("slots.rounded-down", "math.ceil(round(expected, 6))",
+         "int(expected)",
          "train/test_phases.py::test_masked_slots_follow_the_length"),
     ),
     *mutants_of(

@@ -22,8 +22,8 @@ from contexture.data.pretraining import part_workers, text_parts, tokenize_corpu
 from contexture.data.pretraining.join_parts import join
 from contexture.data.pretraining.part_workers import Tally
 from contexture.data.pretraining.shards import Shards
-from contexture.data.pretraining.text_parts import sampled
-from contexture.data.pretraining.tokenize_corpus import job_of, prepare, prepare_job, tokenize_part
+from contexture.data.pretraining.text_parts import job_of, sampled
+from contexture.data.pretraining.tokenize_corpus import prepare, prepare_job, tokenize_part
 from contexture.data.text.sources import TextFile, expand
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.word_level import Words

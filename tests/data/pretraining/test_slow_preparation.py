@@ -15,7 +15,8 @@ from contexture.data.errors import DataError
 from contexture.data.pretraining import text_parts, tokenize_corpus
 from contexture.data.pretraining.join_parts import join
 from contexture.data.pretraining.shards import Shards
-from contexture.data.pretraining.tokenize_corpus import job_of, prepare, tokenize_part
+from contexture.data.pretraining.text_parts import job_of
+from contexture.data.pretraining.tokenize_corpus import prepare, tokenize_part
 from contexture.data.text import lines
 from contexture.data.text.lines import sentences
 from contexture.data.tokenizers.word_level import Words
