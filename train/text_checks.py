@@ -86,6 +86,7 @@ def check_agreement(run: Run, shards: Shards, tokenizer: Tokenizer) -> None:
             f"{shards.folder} has no units, which --data.masking ernie masks; prepare the text with --data.units jieba "
             "or spans, or a --data.gazetteer"
         )
+    # As of the other options of preparation: what was asked for is there, or nothing was asked for.
     asked = units_of(config)
     if asked is not None and asked.facts != units:
         raise ConfigError("the text was prepared with other units; give the same data.units and data.gazetteer")
