@@ -103,6 +103,9 @@ class DataConfig:
     """What a BERT masks. pieces: each piece by itself, as the original's first models. whole_words: all pieces of a
     word or none, as its later ones (do_whole_word_mask). spans: runs of one to ten words, as SpanBERT. ernie: units of
     data.units and data.gazetteer, each by a draw of its own, as ERNIE 1.0."""
+    sequences: Literal["pairs", "dialogues"] = "pairs"
+    """What a BERT's sequences are. pairs: of sentences. dialogues: three turns of a dialogue with their roles, half of
+    them with a fake one (ERNIE's dialogue language model)."""
     units: UnitKind = "off"
     """How text that is written without spaces is cut into words, to be masked together. spans: as "words" and
     "entities" of *.jsonl rows say. jieba: by the segmenter of that name, for Chinese."""

@@ -18,7 +18,7 @@ _ALL = 0xFFFFFFFFFFFFFFFF
 # they are in what a seed means.
 DOCUMENT, BLOCK_ORDER, WINDOW_ORDER, SURPLUS, CUT_A, CUT_B, MASK_CHOICE, MASK_ACTION = range(1, 9)
 HELD_OUT, EXAMPLE_ORDER, WINDOW_SHIFT, WINDOW_PLACE, NEGATIVES, RECORD_ORDER, MIXTURE, SOURCE = range(9, 17)
-SPAN, MASKING_LEVEL = range(17, 19)
+SPAN, MASKING_LEVEL, DIALOGUE_ORDER, DIALOGUE_FAKE = range(17, 21)
 _ROUNDS = 4
 """Rounds of the Feistel network; four of random functions make a strong pseudorandom permutation (Luby and Rackoff)."""
 

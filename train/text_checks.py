@@ -81,7 +81,9 @@ def check_agreement(run: Run, shards: Shards, tokenizer: Tokenizer) -> None:
         if getattr(config, name) != was:
             raise ConfigError(f"the text was prepared with {flag('data.' + name)} {was}; give the same")
     units = shards.index.get("units", {})
-    if config.masking == "ernie" and not units:
+    if config.sequences == "dialogues" and "sequences" not in units:
+        raise ConfigError(f"{shards.folder} was prepared without dialogues; prepare it with --sequences dialogues")
+    if config.masking == "ernie" and (units.get("units", "off") == "off" and "gazetteer" not in units):
         raise ConfigError(
             f"{shards.folder} has no units, which --data.masking ernie masks; prepare the text with --data.units jieba "
             "or spans, or a --data.gazetteer"

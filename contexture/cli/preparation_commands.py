@@ -106,7 +106,8 @@ def prepare_command(argv: list[str]) -> Result:
         held_out = {"dev": request.dev, "dev_fraction": request.dev_fraction}
         # Options of the command come before those of --config.
         units = run.data.units if request.units == "off" else request.units
-        marked = {"units": units, "gazetteer": request.gazetteer or run.data.gazetteer}
+        sequences = run.data.sequences if request.sequences == "pairs" else request.sequences
+        marked = {"units": units, "gazetteer": request.gazetteer or run.data.gazetteer, "sequences": sequences}
         data = dataclasses.replace(run.data, path=request.input, text_column=column, **held_out, **marked)
     except ValueError as error:
         raise ConfigError(str(error)) from None
@@ -122,8 +123,8 @@ def prepare_command(argv: list[str]) -> Result:
             return _of_shards(request.to, join(parts, Path(request.to), stream=run.stream or "", check=signals.check))
         if records and run.stream != "sentence_pairs":
             raise ConfigError(f"--as google-tfrecord is for a BERT's pairs, not for {run.text.called}; leave it out")
-        for name in ("units", "gazetteer"):
-            if getattr(request, name) not in ("", "off") and (records or run.stream != "sentence_pairs"):
+        for name in ("units", "gazetteer", "sequences"):
+            if getattr(request, name) not in ("", "off", "pairs") and (records or run.stream != "sentence_pairs"):
                 raise ConfigError(f"--{name} is for shards of a BERT; leave it out")
         tokenizer = _preparing_tokenizer(request, run, data, signals)
         if records:

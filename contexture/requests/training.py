@@ -179,6 +179,8 @@ class PrepareRequest:
     """Show what each worker is at."""
     tokenizer: Annotated[str, DIR] = ""
     """A tokenizer's folder, or a published vocabulary. Without it, the recipe's vocabulary is learned on the text."""
+    sequences: Literal["pairs", "dialogues"] = "pairs"
+    """What a BERT's sequences will be, as data.sequences; dialogues are rows with turns."""
     units: UnitKind = "off"
     """How words are found that a BERT masks together, as data.units: spans, as the rows say, or jieba."""
     gazetteer: Annotated[str, FILE] = ""
@@ -201,7 +203,7 @@ class PrepareRequest:
         self._check_format()
         if self.join:
             given = ("input", "text_column", "tokenizer", "dev", "dev_fraction", "part", "workers", "runner")
-            given += ("units", "gazetteer")
+            given += ("units", "gazetteer", "sequences")
             check_effect(self, given, False, "making parts; leave --join out")
         if self.part:
             _ = self.part_of_count

@@ -4,8 +4,9 @@ from contexture.data.cancel import CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.families.base import TextFamily
 from contexture.data.layouts import Marks, bert_marks
+from contexture.data.pretraining.dialogues import DialogueBatches, HeldOutDialogues
 from contexture.data.pretraining.sentence_pairs import HeldOutPairs, PairBatches
-from contexture.data.pretraining.sequence_batches import pair_fields
+from contexture.data.pretraining.sequence_batches import HeldOutSequences, pair_fields
 from contexture.data.pretraining.shards import Shards
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.wordpiece import WordPiece, wordpiece
@@ -25,6 +26,7 @@ class BertText(TextFamily):
         "max_predictions",
         "masking",
         "masking_copies",
+        "sequences",
         "units",
         "gazetteer",
         "unit_fraction",
@@ -46,13 +48,15 @@ class BertText(TextFamily):
         self, shards: Shards, config: DataConfig, seed: int, cancel: CancelToken, parts: int = 1, devices: int = 1
     ) -> PairBatches:
         # `cancel` is asked between blocks while the sequences of an epoch are counted, once over the whole text.
-        return PairBatches(shards, config, seed=seed, parts=parts, devices=devices, cancel=cancel)
+        batches = DialogueBatches if config.sequences == "dialogues" else PairBatches
+        return batches(shards, config, seed=seed, parts=parts, devices=devices, cancel=cancel)
 
     def open_held_out(
         self, shards: Shards, config: DataConfig, lanes: int, cancel: CancelToken, devices: int = 1
-    ) -> HeldOutPairs:
+    ) -> HeldOutSequences:
         # Always by seed 0, so that runs of every seed are compared on the same masks.
-        return HeldOutPairs(shards, config, devices=devices, cancel=cancel)
+        held_out = HeldOutDialogues if config.sequences == "dialogues" else HeldOutPairs
+        return held_out(shards, config, devices=devices, cancel=cancel)
 
     def why_not(self, kind: str) -> str:
         if kind == WordPiece.kind:

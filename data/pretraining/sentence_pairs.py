@@ -334,12 +334,18 @@ class PairBatches(SequenceBatches):
         Raises:
             DataError: where the split holds no text, or the shards' tokenizer is not theirs.
         """
-        self.shards, self.seed = shards, seed
-        length, short = config.length, config.short_fraction
-        self.stream = SentencePairs(shards, split, length=length, short_fraction=short, seed=seed, cancel=cancel)
+        self.shards, self.seed, self.config = shards, seed, config
         pieces = wordpiece(shards.tokenizer).vocabulary if config.masking != "pieces" else None
         self._continues = None if pieces is None else np.array([piece.startswith("##") for piece in pieces])
-        super().__init__(shards.tokenizer, config, self.stream.examples_per_epoch, parts, devices)
+        super().__init__(shards.tokenizer, config, self._open(split, cancel), parts, devices)
+
+    def _open(self, split: str, cancel: CancelToken) -> int:
+        """Opens the stream of sequences. Returns how many an epoch has."""
+        length, short = self.config.length, self.config.short_fraction
+        self.stream = SentencePairs(
+            self.shards, split, length=length, short_fraction=short, seed=self.seed, cancel=cancel
+        )
+        return self.stream.examples_per_epoch
 
     def lengths_of(self, numbers: I64) -> I64:
         """Returns the tokens of the sequences with these numbers, special ones counted; no token is read."""
@@ -377,14 +383,18 @@ class PairBatches(SequenceBatches):
         copies = self.config.masking_copies
         return numbers % (copies * self.examples_per_epoch) if copies else numbers
 
+    def _laid_out(self, numbers: I64) -> tuple[Batch, NDArray[np.bool_], I64, NDArray[np.bool_]]:
+        """Returns (tokens, segments and mask; which places are text; the tokens of each sequence; which of them are
+        random), unmasked."""
+        # The original's order: pairs, cut to length, laid out, masked.
+        pairs = truncate_randomly(self.stream.pairs(numbers), numbers, length=self.config.length, seed=self.seed)
+        marks, pad = bert_marks(self.tokenizer), self.tokenizer.pad
+        return *lay_out(self.shards.read, pairs, marks, pad, self.config.length, FIELDS), pairs.is_random
+
     def sequences(self, numbers: I64, step: int | None = None) -> Batch:
         """Returns the sequences with these numbers, with a row each: planned, cut to length, laid out and masked."""
-        config, numbers = self.config, self._drawn(numbers)
-        # The original's order: pairs, cut to length, laid out, masked.
-        pairs = truncate_randomly(self.stream.pairs(numbers), numbers, length=config.length, seed=self.seed)
-        tokenizer = wordpiece(self.tokenizer)
-        marks = bert_marks(tokenizer)
-        batch, text_BL, lengths = lay_out(self.shards.read, pairs, marks, tokenizer.pad, config.length, FIELDS)
+        config, numbers, tokenizer = self.config, self._drawn(numbers), wordpiece(self.tokenizer)
+        batch, text_BL, lengths, is_random = self._laid_out(numbers)
         masking = Masking(
             seed=self.seed,
             predictions=config.slots,
@@ -403,7 +413,7 @@ class PairBatches(SequenceBatches):
         batch["tokens"], batch["slots"], batch["labels"] = masked.tokens, masked.slots, masked.labels
         batch["slot_weights"] = masked.weights
         # Of classes that are the other way round, 1 is the next.
-        batch["is_random"] = pairs.is_random.astype(np.int32) ^ config.next_label
+        batch["is_random"] = is_random.astype(np.int32) ^ config.next_label
         batch["valid"] = np.ones(len(numbers), np.float32)
         return batch
 

@@ -244,10 +244,13 @@ class _PartWriter:
         source, before = self.job.open(span), (self.tokens, self.sentences, self.documents)
         # A source of another span has facts of its own.
         unknown = self._unknown_tokens()
-        of_data = self.units is not None and self.units.units.of_data
-        if of_data and not (isinstance(source, TextFile) and inner_suffix(source.path) in (".jsonl", ".json")):
-            raise DataError(f"{source}: no *.jsonl, in which data.units=spans reads words and entities; give such rows")
-        self.facts, self._begin = RowFacts(self.config.text_column, of_data), self.sentences
+        units = None if self.units is None else self.units.units
+        of_data, of_turns = (units.of_data, units.of_turns) if units else (False, False)
+        is_json = isinstance(source, TextFile) and inner_suffix(source.path) in (".jsonl", ".json")
+        if (of_data or of_turns) and not is_json:
+            option = "data.units=spans reads words and entities" if of_data else "data.sequences=dialogues reads turns"
+            raise DataError(f"{source}: no *.jsonl, in which {option}; give such rows")
+        self.facts, self._begin = RowFacts(self.config.text_column, of_data, of_turns), self.sentences
         if isinstance(source, TextFile):
             source = dataclasses.replace(source, facts=self.facts)
         first = source.span[0] if isinstance(source, TextFile) else None
@@ -369,7 +372,9 @@ class _PartWriter:
         # A document is known by its first sentence, in the part: the one that is open, which may be cut, and the one
         # of the text. Arrays throughout, since a large text has billions of sentences.
         document, begun, whole = (self.sentences, self.tokens), self.sentences, 0
-        for batch in sentence_batches(source, self.config.split_sentences, read):
+        # A turn of a dialogue is not cut.
+        split = self.config.split_sentences and self.config.sequences == "pairs"
+        for batch in sentence_batches(source, split, read):
             lengths = self._tokenised(batch)
             # A sentence without tokens is dropped.
             kept = lengths > 0

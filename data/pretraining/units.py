@@ -21,8 +21,8 @@ from contexture.data.text.row_facts import RowSpans
 from contexture.data.text.sources import lines_of
 from contexture.data.tokenizers.base import Tokenizer
 
-CONTINUES_PHRASE, CONTINUES_ENTITY = 1 << 24, 1 << 25
-"""Bits of a token. The second is of entities, and outside of these as the first."""
+CONTINUES_PHRASE, CONTINUES_ENTITY, ANSWERS = 1 << 24, 1 << 25, 1 << 26
+"""Bits of a token. The second is of entities, and outside of these as the first; the third of turns that answer."""
 ID = CONTINUES_PHRASE - 1
 """The bits of its id."""
 Span = tuple[int, int]
@@ -36,6 +36,7 @@ class Units(NamedTuple):
         segmenter: text → its words; None: those of the data, or none.
         gazetteer: text → the entities of a list; None: those of the data, or none.
         of_data: whether rows say where words and entities are.
+        of_turns: whether they are dialogues, whose turns have roles.
         facts: all that units depend on, as JSON.
     """
 
@@ -43,6 +44,7 @@ class Units(NamedTuple):
     gazetteer: Callable[[str], list[Span]] | None
     of_data: bool
     facts: dict[str, str]
+    of_turns: bool = False
 
     def marks(self, text: str, offsets: Sequence[Span], given: RowSpans | None) -> NDArray[np.uint32]:
         """Returns the bits of each token of a text; offsets: its characters; given: what the data say, within it."""
@@ -58,7 +60,8 @@ class Units(NamedTuple):
             # A token is in the unit that its first character is in.
             unit = of_C[firsts] if len(text) else firsts
             marks[1:] |= np.where((unit[1:] == unit[:-1]) & (unit[1:] != 0), bit, 0).astype(np.uint32)
-        return marks
+        # A turn has one role.
+        return marks | np.uint32(ANSWERS if given and given.answers else 0)
 
 
 class MarkedSentences:
@@ -112,9 +115,11 @@ def units_of(config: DataConfig) -> Units | None:
 
     Raises: DataError where jieba is not installed, or the gazetteer cannot be read.
     """
-    if config.units == "off" and not config.gazetteer:
+    if config.units == "off" and not config.gazetteer and config.sequences == "pairs":
         return None
     facts = {"units": config.units}
+    if config.sequences == "dialogues":
+        facts["sequences"] = config.sequences
     segmenter = gazetteer = None
     if config.units == "jieba":
         segmenter, facts["units"] = _jieba()
@@ -122,7 +127,7 @@ def units_of(config: DataConfig) -> Units | None:
         names = entries(Path(config.gazetteer))
         facts["gazetteer"] = hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
         gazetteer = functools.partial(longest_matches, by_beginning(names))
-    return Units(segmenter, gazetteer, config.units == "spans", facts)
+    return Units(segmenter, gazetteer, config.units == "spans", facts, config.sequences == "dialogues")
 
 
 def _jieba() -> tuple[Callable[[str], list[Span]], str]:

@@ -22,22 +22,25 @@ class RowSpans(NamedTuple):
     text: str
     words: list[tuple[int, int]]
     entities: list[tuple[int, int]]
+    answers: list[tuple[int, int]]
+    """The turns of a dialogue that answer."""
 
     def within(self, first: int, last: int) -> "RowSpans":
         """Returns those of a part of the text, counted from its beginning; what reaches beyond it is cut off."""
-        words, entities = (
+        words, entities, answers = (
             [(max(a - first, 0), min(b, last) - first) for a, b in spans if a < last and b > first]
-            for spans in (self.words, self.entities)
+            for spans in (self.words, self.entities, self.answers)
         )
-        return RowSpans(self.text[first:last], words, entities)
+        return RowSpans(self.text[first:last], words, entities, answers)
 
 
 class RowFacts:
     """The facts of documents, taken down as they are read."""
 
-    def __init__(self, column: str = "", spans: bool = False) -> None:
-        """column: of the text, which says nothing else; spans: whether rows say where words and entities are."""
-        self._column, self._wants_spans = column, spans
+    def __init__(self, column: str = "", spans: bool = False, turns: bool = False) -> None:
+        """column: of the text, which says nothing else; spans: whether rows say where words and entities are; turns:
+        whether they are dialogues."""
+        self._column, self._wants_spans, self._wants_turns = column, spans, turns
         self.spans: deque[RowSpans] = deque()
         """Of each document that has begun and was not taken out yet, where spans are wanted."""
         self.ids: deque[str] = deque()
@@ -46,13 +49,21 @@ class RowFacts:
         self.counts: dict[str, Counter[str]] = {}
         """How many documents there are of each language and source."""
 
-    def begin(self, record: Mapping[str, object], text: str) -> None:
-        """Takes down where words and entities are in a document that begins. Raises: DataError where its row says it
-        wrongly."""
-        if self._wants_spans:
-            if not {"words", "entities"} & record.keys():
+    def begin(self, record: Mapping[str, object], text: str, where: str) -> None:
+        """Takes down where words, entities and answers are in a document that begins. Raises: DataError where its row
+        says it wrongly, which begins with `where`."""
+        if not (self._wants_spans or self._wants_turns):
+            return
+        try:
+            if self._wants_spans and not {"words", "entities"} & record.keys():
                 raise DataError('neither "words" nor "entities", which data.units=spans reads; give [[first, last], …]')
-            self.spans.append(RowSpans(text, *(_spans(record, name, len(text)) for name in ("words", "entities"))))
+            words, entities = (
+                _spans(record, name, len(text)) if self._wants_spans else [] for name in ("words", "entities")
+            )
+            answers = answers_of(record.get(self._column)) if self._wants_turns else []
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from None
+        self.spans.append(RowSpans(text, words, entities, answers))
 
     def end(self, record: Mapping[str, object]) -> None:
         """Takes down the facts of a document that ends here."""
@@ -75,6 +86,43 @@ def first_of(record: Mapping[str, object], names: Sequence[str], column: str = "
         if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
             return str(value)
     return ""
+
+
+def turns_of(value: object) -> list[tuple[str, str]]:
+    """Returns the (role, text on one line) of the turns of a dialogue: [{"role": "Q", "text": …}, …].
+
+    Raises: DataError for anything else.
+    """
+    turns: list[tuple[str, str]] = []
+    for each in value if isinstance(value, list) else [None]:
+        role, text = (each.get("role"), each.get("text")) if isinstance(each, dict) else (None, None)
+        text = " ".join(text.split()) if isinstance(text, str) else ""
+        if role not in ("Q", "R") or not text:
+            raise DataError(
+                f"{str(each if isinstance(value, list) else value)[:60]!r} is no turn of a dialogue; give "
+                '[{"role": "Q", "text": …}, {"role": "R", "text": …}, …]'
+            )
+        turns.append((role, text))
+    return turns
+
+
+def dialogue_text(value: object, where: str) -> str:
+    """Returns the turns of a dialogue, each a line. Raises: as `turns_of`, beginning with `where`."""
+    try:
+        return "\n".join(text for _, text in turns_of(value))
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
+
+
+def answers_of(value: object) -> list[tuple[int, int]]:
+    """Returns where the turns that answer are in a dialogue with a turn in each line. Raises: as `turns_of`."""
+    answers, at = [], 0
+    for role, text in turns_of(value):
+        if role == "R":
+            answers.append((at, at + len(text)))
+        # The line end.
+        at += len(text) + 1
+    return answers
 
 
 def _spans(record: Mapping[str, object], name: str, length: int) -> list[tuple[int, int]]:

@@ -36,7 +36,7 @@ from contexture.data.text import hub, tfds, wiki_extractor
 from contexture.data.text.columnar import TEXT, Columnar, files_of, is_saved
 from contexture.data.text.json_rows import json_objects
 from contexture.data.text.lines import LONGEST_DOCUMENT, LONGEST_TEXT, line_blocks, lines, sentences, split_lines
-from contexture.data.text.row_facts import FIELDS, RowFacts
+from contexture.data.text.row_facts import FIELDS, RowFacts, dialogue_text
 
 _ROWS = (".jsonl", ".json", *COLUMNAR, wiki_extractor.BLOCKS)
 _WANTED = {
@@ -113,10 +113,7 @@ class TextFile:
             return
         for number, text, record in self.rows(seen):
             if self.facts is not None:
-                try:
-                    self.facts.begin(record, text)
-                except DataError as error:
-                    raise DataError(f"{self.path}:{number}: {error}") from None
+                self.facts.begin(record, text, f"{self.path}:{number}")
             for paragraph in split_lines(text):
                 # Only the end of a row is a border: blank lines within a text are none.
                 if paragraph.strip():
@@ -229,6 +226,8 @@ class TextFile:
         for number, record in json_objects(self.path, wanted, seen, self.span):
             # A column that another row has is a mistake of this row; one that is near in spelling, of the option.
             text = record.get(self.column)
+            if isinstance(text, list):
+                text = dialogue_text(text, f"{self.path}:{number}")
             if not isinstance(text, str):
                 near = did_you_mean(self.column, record) if self.column not in record else ""
                 raise DataError(f'{self.path}:{number}: no "{self.column}" that is a string{near}; {wanted}')

@@ -55,7 +55,7 @@ def test_a_token_continues_the_unit_of_the_one_before(case: tuple[str, list[tupl
     text, words, entities = case
     units = Units(None, None, True, {})
     ((ids, offsets),) = TOKENIZER.encode_with_offsets([text])
-    marks = units.marks(text, offsets, RowSpans(text, words, entities))
+    marks = units.marks(text, offsets, RowSpans(text, words, entities, []))
 
     def unit(place: int, spans: list[tuple[int, int]]) -> int | None:
         return next((number for number, (first, last) in enumerate(spans) if first <= place < last), None)
