@@ -166,6 +166,16 @@ _HELD_OUT = _Need(
 _DROPPED = "where optim.frozen=backbone computes the backbone without dropout; leave one out"
 _DRAWN = "where a run's parameters are taken over; leave it out, or give --init.random"
 _NEEDS: dict[str, _Need] = {
+    "optim.peak_lr": _Need(
+        lambda run: not run.optim.phase_lr, "where optim.phase-lr has the rate of each phase; leave it out"
+    ),
+    **dict.fromkeys(
+        ("optim.warmup", "optim.warmup_fraction"),
+        _Need(
+            lambda run: not run.optim.phase_warmup,
+            "where optim.phase-warmup has the steps of each phase; leave it out",
+        ),
+    ),
     "optim.lora_alpha": _Need(lambda run: run.optim.lora_rank > 0, "without adapters; give --optim.lora-rank 8 too"),
     "optim.stochastic_rounding": _Need(
         lambda run: run.optim.moments == "bfloat16", "without moments in bfloat16; give --optim.moments bfloat16 too"
