@@ -7,6 +7,7 @@ from pathlib import Path
 from contexture.data import mirror
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
+from contexture.data.mixed_paths import CYCLE, is_name
 from contexture.data.pretraining.shards import Shards, prepared_at
 from contexture.data.storage import check_no_address
 from contexture.data.text.sources import present
@@ -35,13 +36,16 @@ def mixed(folder: str, exponent: float = DataConfig.language_exponent) -> tuple[
     P(L) is a language's share of the bytes, or of the tokens where all are prepared. exponent: S; below 1 small
     languages come more often than their share, at 0 all alike.
 
-    Raises: DataError as `languages_in`, for a language without text, two of one name, and where only some are prepared.
+    Raises: DataError as `languages_in`, for a language without text or whose name or share fits no mixture, two of one
+    name, and where only some are prepared.
     """
     paths = languages_in(folder)
     # "de.txt.gz" and "de/" are both de.
     names = [path.name.partition(".")[0] for path in paths]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise DataError(f"{folder}: {twice!r} is the name of two languages; rename one")
+    if odd := next((path for path, name in zip(paths, names, strict=True) if not is_name(name)), None):
+        raise DataError(f"{odd}: a language's name has letters, digits, - and _ alone; rename it")
     shards = [prepared_at([str(path)]) for path in paths]
     if any(shards) and not all(shards):
         raise DataError(f"{folder}: some languages are prepared, and others are text, whose sizes do not compare")
@@ -52,11 +56,18 @@ def mixed(folder: str, exponent: float = DataConfig.language_exponent) -> tuple[
     if empty := next((path for path, size in zip(paths, sizes, strict=True) if not size), None):
         raise DataError(f"{empty}: holds no text; leave this language out")
     weights = shares(sizes, exponent)
+    # As `mixture_of`, which knows nothing of languages.
+    if rare := next((path for path, weight in zip(paths, weights, strict=True) if weight < 1 / CYCLE), None):
+        raise DataError(
+            f"{rare}: with an exponent of {exponent:g} this language has less than one of {CYCLE:,} sequences; lower "
+            "data.language-exponent, or leave the language out"
+        )
     # Enough digits for a share of one in 65,536 sequences.
     return tuple(f"{name}={weight:.9g}:{path}" for name, weight, path in zip(names, weights, paths, strict=True))
 
 
 def shares(sizes: Sequence[float], exponent: float) -> list[float]:
     """Returns P(L)^S of each, which add up to 1."""
-    powers = [(size / sum(sizes)) ** exponent for size in sizes]
+    # Of the largest, which cancels: powers of shares of the sum may all be too small for a float.
+    powers = [(size / max(sizes)) ** exponent for size in sizes]
     return [power / sum(powers) for power in powers]
