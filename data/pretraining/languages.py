@@ -8,6 +8,7 @@ from contexture.data import mirror
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.mixed_paths import CYCLE, is_name
+from contexture.data.plain_files import IN_FOLDERS, inner_suffix
 from contexture.data.pretraining.shards import Shards, prepared_at
 from contexture.data.storage import check_no_address
 from contexture.data.text.sources import present
@@ -22,9 +23,9 @@ def languages_in(folder: str) -> list[Path]:
     mirror.fetched(Path(folder))
     if not Path(folder).is_dir():
         raise DataError(f"{folder}: data.languages names no folder; give one with a folder or a file for each language")
-    # What programs leave in folders, and notes about the text, are no languages.
+    # What programs leave in folders is no language, nor is a file that a folder of text would leave out: a README.
     inside = [each for each in sorted(Path(folder).iterdir()) if not each.name.startswith((".", "_"))]
-    inside = [each for each in inside if each.is_dir() or each.suffix.lower() not in (".md", ".tsv", ".csv")]
+    inside = [each for each in inside if each.is_dir() or inner_suffix(each) in IN_FOLDERS]
     if len(inside) < 2:
         raise DataError(f"{folder}: {len(inside)} languages; give a folder with a folder or a file for each of several")
     return inside

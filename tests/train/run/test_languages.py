@@ -128,7 +128,10 @@ def test_prepared_languages_are_mixed_by_their_tokens(folder: Path, tmp_path: Pa
     ("made", "line"),
     [
         ([], "0 languages; give a folder with a folder or a file for each of several"),
-        (["de.txt", "notes.md"], "1 languages; give a folder with a folder or a file for each of several"),
+        (
+            ["de.txt.gz", "notes.md", "README", "sizes.json", ".git/", "_old.txt"],
+            "1 languages; give a folder with a folder or a file for each of several",
+        ),
         (["de.txt", "de.jsonl"], "'de' is the name of two languages; rename one"),
         (["de.txt", "en/"], "en"),
         (["de.txt", "en.txt=empty"], "holds no text; leave this language out"),
