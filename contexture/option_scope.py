@@ -244,6 +244,7 @@ def check_scope(names: Collection[str], run: Run, where: str = "") -> None:
         if what := scope(name, run):
             kind = f"task.kind={run.task.kind}" if _is_task(run) else f"pretraining {run.text.called}"
             kind = f"head.mix={run.head.mix}" if name == "optim.mix_lr" else kind
+            kind = f"--optim.name {run.optim.name}" if _SCOPES.get(name) is _ADAM else kind
             place = f"{where}: " if where else ""
             raise ConfigError(f"{place}--{_option(name)} is for {what}, and has no meaning for {kind}; leave it out")
 
