@@ -213,6 +213,18 @@ def base_chinese() -> Run:
     return _full(21128)
 
 
+def base_chinese_wwm() -> Run:
+    """bert-base-chinese with whole-word masking: all characters of a word, as a segmenter cuts them.
+
+    contexture pretrain bert.base_chinese_wwm --dir runs/chinese_wwm --data.path FOLDER --data.tokenizer vocab.txt
+
+    Cui et al. 2019 (Chinese-BERT-wwm), who segment with LTP and begin from the released Chinese model: --init RUN. Here
+    the words are jieba's (the extra [zh]). Not yet run.
+    """
+    first = base_chinese()
+    return dataclasses.replace(first, data=dataclasses.replace(first.data, masking="whole_words", units="jieba"))
+
+
 def multilingual() -> Run:
     """bert-base-multilingual-cased, 177.9M parameters; its tokenizer neither lower-cases nor strips accents.
 

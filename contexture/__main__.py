@@ -3,17 +3,18 @@
 import os
 import sys
 
-from contexture.data.bucket import left_waiting
-from contexture.data.process_folder import end_without_waiting
-from contexture.train.checkpoints.orbax_logging import silence_orbax
-from contexture.train.run.goodput import from_process_start
-from contexture.train.run.limits import check_limits
-from contexture.train.run.signals import end_at_once
-
 
 def main() -> int:
     """Runs the command line in a process of its own, which is set up for it: a caller of the Python functions keeps his
     own settings."""
+    # Here, and not above: worker processes import this file too, and need none of these.
+    from contexture.data.bucket import left_waiting
+    from contexture.data.process_folder import end_without_waiting
+    from contexture.train.checkpoints.orbax_logging import silence_orbax
+    from contexture.train.run.goodput import from_process_start
+    from contexture.train.run.limits import check_limits
+    from contexture.train.run.signals import end_at_once
+
     # Before libraries are loaded: under a small `ulimit -v` they abort.
     try:
         check_limits()

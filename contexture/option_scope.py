@@ -90,6 +90,13 @@ _SCOPES: dict[str, _Scope] = {
         f"pretraining {_called(lambda text: text.stream is not None and not text.continues_rows)}",
         lambda run: not _is_task(run) and run.text.stream is not None and not run.text.continues_rows,
     ),
+    **dict.fromkeys(
+        ("data.unit_fraction", "data.masking_stages"),
+        _Scope(
+            "pretraining a BERT with --data.masking ernie",
+            lambda run: not _is_task(run) and run.data.masking == "ernie",
+        ),
+    ),
     "data.span_boundary": _Scope(
         "pretraining a BERT with --data.masking spans", lambda run: not _is_task(run) and run.data.masking == "spans"
     ),

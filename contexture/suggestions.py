@@ -29,6 +29,8 @@ _OTHER_NAMES = {
     "data.tokenizer": "tokenizer vocab-file tokenizer-name tokenizer-path vocabulary-file",
     "data.masked-fraction": "mlm-probability masked-lm-prob mask-prob mask-probability",
     "data.language-exponent": "language-sampling-alpha sampling-alpha language-alpha exponent temperature",
+    "data.units": "segmenter word-segmenter segmentation",
+    "data.gazetteer": "entities entity-file dictionary lexicon",
     "data.phases": "curriculum length-schedule seq-length-schedule phase2",
     "data.mask-token-fraction": "mask-replace-prob",
     "data.random-token-fraction": "random-replace-prob random-token-prob",

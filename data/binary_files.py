@@ -67,6 +67,13 @@ class Int64Writer(HashingWriter):
         if len(self.buffer) >= _BUFFER:
             self.flush()
 
+    def extend(self, numbers: "I64") -> None:
+        """Adds all numbers of an array, i64 [n]."""
+        # As bytes: not a single number of them becomes an object.
+        self.buffer.frombytes(numbers.astype(np.int64, copy=False).tobytes())
+        if len(self.buffer) >= _BUFFER:
+            self.flush()
+
     def flush(self) -> None:
         """Writes what is buffered, so that it can be read back."""
         # Little-endian, whatever this machine is.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from contexture.data.mixed_paths import mixture_of
-from contexture.data.phases import Phase, phase_number, phases_of
+from contexture.data.phases import Phase, phase_number, phases_of, stages_of
 from contexture.data.task_kinds import KINDS, Kind
 
 LearnedKind = Literal["wordpiece", "byte-bpe", "characters", "sentencepiece-unigram", "sentencepiece-bpe", "words"]
@@ -24,6 +24,8 @@ Stream = Literal["sentence_pairs", "windows", "lanes"]
 lanes, each of which continues in the next batch where it stopped."""
 
 
+UnitKind = Literal["off", "spans", "jieba"]
+"""How the words that an ERNIE masks as units are found (`DataConfig.units`)."""
 MaskingKind = Literal["pieces", "whole_words", "spans", "ernie"]
 """Which tokens a BERT masks together (`DataConfig.masking`)."""
 
@@ -99,7 +101,19 @@ class DataConfig:
     """The most masked tokens per sequence (max_predictions_per_seq); 0 is length times masked-fraction, rounded up."""
     masking: MaskingKind = "pieces"
     """What a BERT masks. pieces: each piece by itself, as the original's first models. whole_words: all pieces of a
-    word or none, as its later ones (do_whole_word_mask). spans: runs of one to ten words, as SpanBERT."""
+    word or none, as its later ones (do_whole_word_mask). spans: runs of one to ten words, as SpanBERT. ernie: units of
+    data.units and data.gazetteer, each by a draw of its own, as ERNIE 1.0."""
+    units: UnitKind = "off"
+    """How text that is written without spaces is cut into words, to be masked together. spans: as "words" and
+    "entities" of *.jsonl rows say. jieba: by the segmenter of that name, for Chinese."""
+    gazetteer: str = ""
+    """A file with the name of an entity in each line; the longest name that stands in a text is one unit."""
+    unit_fraction: float = 0.5
+    """The share of sequences that an ERNIE masks by units; the others are masked by pieces. data.masking-stages takes
+    its place."""
+    masking_stages: tuple[str, ...] = ()
+    """What an ERNIE masks in which steps: pieces, phrases and entities, each but the last with its steps, as
+    pieces:50000 phrases:50000 entities."""
     masking_copies: int = 0
     """How many epochs have masks and pairs of their own, which then come again (dupe_factor); 0: all have."""
     masked_fraction: str = "0.15"
@@ -111,6 +125,8 @@ class DataConfig:
     """The share of masked tokens that read [MASK]."""
     random_token_fraction: float = 0.1
     """The share of masked tokens that read any token of the vocabulary; what is left stays as it is."""
+    next_label: Literal[0, 1] = 0
+    """The class of a pair whose second text follows the first: 0 as BERT's original, 1 as ERNIE 1.0."""
     span_boundary: bool = False
     """Predict each token of a masked span from the two tokens beside it too, by a head of its own (SpanBERT's span
     boundary objective)."""
@@ -202,6 +218,11 @@ class DataConfig:
                 f"data.mask-token-fraction={mask} and data.random-token-fraction={other} are no shares of a whole; "
                 "give two that are at most 1 together"
             )
+        if not 0.0 <= self.unit_fraction <= 1.0:
+            raise ValueError(f"data.unit-fraction={self.unit_fraction} is not in [0, 1]")
+        _ = stages_of(self.masking_stages)
+        if self.masking_stages and self.masking != "ernie":
+            raise ValueError("data.masking-stages has no meaning without units; give --data.masking ernie too")
         if self.span_boundary and self.masking != "spans":
             raise ValueError("data.span-boundary has no meaning without spans; give --data.masking spans too")
 
@@ -226,7 +247,11 @@ class DataConfig:
         128, 77 of 512."""
         # Rounded first: 100 · 0.07 is 7.000000000000001 in floats, and not eight slots.
         # One slot at least, since the original masks a token of every sequence.
-        return self.max_predictions or max(math.ceil(round(self.length * max(self.masked_fractions), 6)), 1)
+        expected = self.length * max(self.masked_fractions)
+        # An ERNIE's number varies: four deviations of it, for units of two pieces.
+        if self.masking == "ernie":
+            expected = min(expected + 4 * math.sqrt(2 * expected), self.length)
+        return self.max_predictions or max(math.ceil(round(expected, 6)), 1)
 
     def _check_phases(self) -> None:
         if not self.phases:

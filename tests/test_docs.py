@@ -44,17 +44,8 @@ def _flags() -> set[str]:
     """Every option of every command, in all families."""
     runs = [configs.recipe(name) for name in ("bert.tiny", "gpt.tiny", "elmo.tiny")]
     # Options that only another option gives a meaning.
-    runs.append(
-        with_options(
-            runs[0],
-            {
-                "data.masking": "spans",
-                "data.masked_fraction": "0.3:0.15",
-                "data.phases": "8x2:1 16x2:1",
-                "data.languages": "x",
-            },
-        )
-    )
+    more = {"data.masked_fraction": "0.3:0.15", "data.phases": "8x2:1 16x2:1", "data.languages": "x"}
+    runs += [with_options(runs[0], {**more, "data.masking": masking}) for masking in ("spans", "ernie")]
     tuned = [finetune_run(run, "", kind) for run in runs for kind in ("classify", "tag", "span")]
     flags = set(EVERYWHERE | OF_OTHERS)
     for command in COMMANDS.values():

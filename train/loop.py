@@ -39,9 +39,10 @@ from contexture.train.run.throughput import activation_floats
 from contexture.train.session import Session
 from contexture.train.settings import run_file
 from contexture.train.settings.run import Run
-from contexture.train.setup import check_frozen, check_text, prepare, with_languages
+from contexture.train.setup import check_frozen, prepare, with_languages
 from contexture.train.step import create, train_step
 from contexture.train.summary import log_end, log_start
+from contexture.train.text_checks import check_text
 
 logger = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from contexture.data.pretraining.languages import mixed
 from contexture.data.pretraining.part_folder import part_name
 from contexture.data.pretraining.part_workers import Tally
 from contexture.data.pretraining.shards import Shards
-from contexture.data.pretraining.text_parts import sampled
-from contexture.data.pretraining.tokenize_corpus import Cluster, job_of, prepare_job, tokenize_part
+from contexture.data.pretraining.text_parts import job_of, sampled
+from contexture.data.pretraining.tokenize_corpus import Cluster, prepare_job, tokenize_part
 from contexture.data.pretraining.vocabulary_parts import Counting, count_part, learn_from_parts, learn_in_workers
 from contexture.data.storage import atomic_folder, check_free, left_partials
 from contexture.data.text.sources import expand
@@ -104,7 +104,10 @@ def prepare_command(argv: list[str]) -> Result:
     try:
         column = request.text_column or run.data.text_column
         held_out = {"dev": request.dev, "dev_fraction": request.dev_fraction}
-        data = dataclasses.replace(run.data, path=request.input, text_column=column, **held_out)
+        # Options of the command come before those of --config.
+        units = run.data.units if request.units == "off" else request.units
+        marked = {"units": units, "gazetteer": request.gazetteer or run.data.gazetteer}
+        data = dataclasses.replace(run.data, path=request.input, text_column=column, **held_out, **marked)
     except ValueError as error:
         raise ConfigError(str(error)) from None
     check_free(request.to)
@@ -120,7 +123,10 @@ def prepare_command(argv: list[str]) -> Result:
         if records and run.stream != "sentence_pairs":
             raise ConfigError(f"--as google-tfrecord is for a BERT's pairs, not for {run.text.called}; leave it out")
         if records:
-            _check_masks(data)
+            _check_masks(data, request.whole_word_mask)
+        for name in ("units", "gazetteer"):
+            if getattr(request, name) not in ("", "off") and (records or run.stream != "sentence_pairs"):
+                raise ConfigError(f"--{name} is for shards of a BERT; leave it out")
         tokenizer = _preparing_tokenizer(request, run, data, signals)
         if records:
             return _write_records(request, data, tokenizer, signals)
@@ -170,8 +176,11 @@ def _preparing_tokenizer(request: PrepareRequest, run: Run, data: DataConfig, si
     return tokenizer
 
 
-def _check_masks(data: DataConfig) -> None:
-    """Raises ConfigError for what a file of settings says of masks that the original's script does not know."""
+def _check_masks(data: DataConfig, whole_words: bool) -> None:
+    """Raises ConfigError for what settings say of masks that the original's script does not know."""
+    # A recipe of whole words has them here by the script's own option.
+    if whole_words and data.masking == "whole_words":
+        data = dataclasses.replace(data, masking=DataConfig.masking)
     names = ("masking", "masking_copies", "mask_token_fraction", "random_token_fraction")
     # A constant share is the script's masked_lm_prob.
     others = [name for name in names if getattr(data, name) != getattr(DataConfig, name)]

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
-from contexture.data.config import LearnedKind
+from contexture.data.config import LearnedKind, UnitKind
 from contexture.data.mixed_paths import mixture_of
 from contexture.requests.arguments import DIR, FILE, FILES, POSITIONAL, Arg, check_effect, check_place
 from contexture.train.settings.run import Run
@@ -183,6 +183,10 @@ class PrepareRequest:
     """Show what each worker is at."""
     tokenizer: Annotated[str, DIR] = ""
     """A tokenizer's folder, or a published vocabulary. Without it, the recipe's vocabulary is learned on the text."""
+    units: UnitKind = "off"
+    """How words are found that a BERT masks together, as data.units: spans, as the rows say, or jieba."""
+    gazetteer: Annotated[str, FILE] = ""
+    """A file with the name of an entity in each line, as data.gazetteer."""
     dev: Annotated[tuple[str, ...], FILES] = ()
     """Held-out text, like --input."""
     dev_fraction: float = 0.0
@@ -201,6 +205,7 @@ class PrepareRequest:
         self._check_format()
         if self.join:
             given = ("input", "text_column", "tokenizer", "dev", "dev_fraction", "part", "workers", "runner")
+            given += ("units", "gazetteer")
             check_effect(self, given, False, "making parts; leave --join out")
         if self.part:
             _ = self.part_of_count

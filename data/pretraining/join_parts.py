@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from contexture.data.binary_files import I64, FileEntry, HashingWriter, Int64Writer, close_all, fingerprint_of
 from contexture.data.block_cache import BLOCK, block_digests
@@ -19,6 +20,7 @@ from contexture.data.pretraining.part_folder import PART, PartError, PartReader,
 from contexture.data.pretraining.shards import Shards, SplitTable, TokenFiles
 from contexture.data.pretraining.shards_index import DIGESTS, INDEX, SPLITS, UNKNOWN, SourceEntry
 from contexture.data.pretraining.text_parts import source_digest
+from contexture.data.pretraining.units import ID
 from contexture.data.storage import atomic_folder
 from contexture.data.text.columnar import TEXT
 from contexture.data.tokenizers.base import Tokenizer
@@ -35,7 +37,7 @@ _COPY = 1 << 16
 """Documents whose borders are read back at once."""
 _CLOSE = 1 << 20
 """Sentences between the first and the last of some that are read at once."""
-_COUNTED = 1 << 22
+_COUNTED = 1 << 20
 """Tokens that are copied, or counted, at once."""
 _MEND = "give another vocabulary, or learn one on this text"
 _CASED = "keep them with --data.no-lowercase, and a cased vocabulary where one is given"
@@ -223,33 +225,36 @@ class _Writer:
             self.ids.write(b"%d\t%b" % (int(sentence) + before, name))
             self.id_count += 1
 
-    def _numbers(self, words: bytes) -> I64:
-        """Returns the numbers, in all parts together, of the words that the vocabulary lacks in this one."""
+    def _numbers(self, words: bytes) -> NDArray[np.integer]:
+        """Returns the number of each id of a part in all parts together, [V + new]: of the vocabulary's words, and of
+        those that it lacks, which each part has numbered from V on."""
         assert self.numbering is not None
-        return np.array(self.numbering.number(words.decode("utf-8").split("\n")[:-1]), np.int64)
+        new = self.numbering.number(words.decode("utf-8").split("\n")[:-1])
+        return np.concatenate([np.arange(self.tokenizer.size, dtype=self.dtype), np.array(new, self.dtype)])
 
     def _copy(
-        self, entry: PartEntry, files: Mapping[str, PartReader], before: tuple[int, int], numbers: I64 | None
+        self,
+        entry: PartEntry,
+        files: Mapping[str, PartReader],
+        before: tuple[int, int],
+        numbers: NDArray[np.integer] | None,
     ) -> None:
         """Copies what a part holds of a source. before: the sentences and tokens in front of the part."""
         # In turns, since a part may be larger than memory.
-        V = self.tokenizer.size
         for count in _in_turns(entry["tokens"]):
             self.check()
             ids = files["tokens.bin"].read(count, self.dtype)
             if self.numbering is not None and numbers is not None:
-                # Words that the vocabulary lacks were numbered from V on in each part.
-                new = ids >= V
-                ids = ids.copy()
-                ids[new] = numbers[ids[new] - V]
+                # Clipped: an id that no part can hold is damage, which the digest shows when all is read.
+                ids = numbers.take(ids, mode="clip")
                 self.numbering.count(ids)
             self._token_files.write(ids)
         # Ends and borders are counted from the part's beginning: what was in front of it is added.
         for count in _in_turns(entry["sentences"]):
-            self.starts.add(*(files["ends.bin"].read(count, np.dtype("<i8")) + before[1]).tolist())
+            self.starts.extend(files["ends.bin"].read(count, np.dtype("<i8")) + before[1])
         # Documents of all parts of the source, which are shared out among the splits at its end.
         for count in _in_turns(entry["documents"]):
-            self.borders.add(*(files["borders.bin"].read(count, np.dtype("<i8")) + before[0]).tolist())
+            self.borders.extend(files["borders.bin"].read(count, np.dtype("<i8")) + before[0])
         self.tokens += entry["tokens"]
         self.sentences += entry["sentences"]
         self._whole += entry["whole"]
@@ -317,6 +322,8 @@ class _Writer:
         for at in range(self._offset(cut), end, _COUNTED):
             ids = self._token_files.read(at, min(at + _COUNTED, end))
             known = ids if self.numbering is None else self.numbering.known(ids)
+            # Marks of units are no part of an id.
+            known = known & ID if "units" in self.job else known
             self.unigrams -= np.bincount(known, minlength=len(self.unigrams))
         return cut
 
@@ -465,6 +472,8 @@ class _Writer:
         # The usual column is left out, as are sentence pairs, the default stream.
         if self.job["text_column"] != TEXT:
             index["text_column"] = self.job["text_column"]
+        if units := self.job.get("units"):
+            index["units"] = units
         if self._windows:
             index |= {"stream": self.job["stream"], "documents": self.job["documents"]}
         if self.numbering is not None:

@@ -69,6 +69,7 @@ def mixed(folder: str, exponent: float = DataConfig.language_exponent) -> tuple[
 
 def shares(sizes: Sequence[float], exponent: float) -> list[float]:
     """Returns P(L)^S of each, which add up to 1."""
-    # Of the largest, which cancels: powers of shares of the sum may all be too small for a float.
+    # Powers of shares do not add up to 1: they are shared out anew. Of the largest, which cancels: powers of shares of
+    # the sum may all be too small for a float.
     powers = [(size / max(sizes)) ** exponent for size in sizes]
     return [power / sum(powers) for power in powers]

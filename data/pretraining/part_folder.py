@@ -132,13 +132,19 @@ class PartReader:
     def rest(self) -> bytes:
         """Returns what is left, and closes the file. Raises: DataError where it is not as it was written."""
         # Nothing is left of a file that was copied: more would make another digest.
-        return b"".join(self.lines())
+        raw = self._file.read()
+        self._digest.update(raw)
+        self._end()
+        return raw
 
     def lines(self) -> Iterator[bytes]:
         """Yields what is left in whole lines, and closes the file. Raises: as `rest`, behind the last."""
         for line in self._file:
             self._digest.update(line)
             yield line
+        self._end()
+
+    def _end(self) -> None:
         self.close()
         if self._digest.hexdigest() != self._sha256:
             raise self._damaged()

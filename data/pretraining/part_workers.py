@@ -95,7 +95,8 @@ def make_in_workers(maker: PartMaker, folder: Path, count: int, workers: int, re
 
 def _listen(processes: list[SpawnProcess], messages: Any, report: Report, tally: Tally) -> None:
     """Passes on what workers say, until all have ended."""
-    while True:
+    left = len(processes)
+    while left:
         # A worker that was killed (by the system, for memory) has left its part undone.
         for number, process in enumerate(processes):
             if process.exitcode:
@@ -116,6 +117,9 @@ def _listen(processes: list[SpawnProcess], messages: Any, report: Report, tally:
         # The part of a worker is shown on request; counts are added up.
         if what == "part":
             tally.workers[worker] = value
+        # Its last message: nobody waits until its process is gone.
+        elif what == "end":
+            left -= 1
         else:
             report(*value)
 
@@ -152,6 +156,7 @@ def _work(maker: PartMaker, count: int, threads: int, parts: Any, messages: Any,
             messages.put((number, "part", part_name(part, count)))
             make(part, report)
         messages.put((number, "counts", tuple(counts)))
+        messages.put((number, "end", None))
     except (DataError, OSError) as error:
         messages.put((number, "error", error))
     # What was put into the queue is sent before the process ends.

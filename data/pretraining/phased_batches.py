@@ -49,6 +49,7 @@ class PhasedBatches:
         """Returns how often each source of a mixture was read before a step, in epochs of each phase; {} without a
         mixture."""
         total: dict[str, float] = {}
+        # A phase ends where the next one begins, and the last one with the run.
         starts = [phase.first for phase in self.config.stretches]
         for own, first, end in zip(self.phases, starts, [*starts[1:], step], strict=True):
             if isinstance(own, MixedBatches) and first < step:

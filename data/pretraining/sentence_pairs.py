@@ -20,9 +20,11 @@ from contexture.data.cancel import NEVER, CancelToken
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
 from contexture.data.layouts import Batch, SpanPairs, bert_marks, lay_out, truncate_randomly
+from contexture.data.phases import stages_of
 from contexture.data.pretraining.masking import Masking, bert_masking, span_boundaries
 from contexture.data.pretraining.sequence_batches import FIELDS, HeldOutSequences, SequenceBatches
 from contexture.data.pretraining.shards import Shards
+from contexture.data.pretraining.units import CONTINUES_ENTITY, CONTINUES_PHRASE, ID
 from contexture.data.storage import atomic_file
 from contexture.data.tokenizers.wordpiece import wordpiece
 
@@ -352,6 +354,24 @@ class PairBatches(SequenceBatches):
         split = self.stream.split
         return f"{split.tokens:,} tokens in {split.sentences:,} sentences of {split.documents:,} documents"
 
+    def _continuing(self, tokens_BL: NDArray[np.int32], numbers: I64, step: int | None) -> NDArray[np.bool_] | None:
+        """Returns which tokens are masked together with the one before them; None: none of them."""
+        if self._continues is None:
+            return None
+        # Pieces of a word belong together, and where units are marked what is between two of their borders.
+        piece_BL = self._continues[tokens_BL & ID]
+        phrase_BL, entity_BL = (piece_BL | (tokens_BL & bit > 0) for bit in (CONTINUES_PHRASE, CONTINUES_ENTITY))
+        if self.config.masking != "ernie":
+            return phrase_BL
+        stages = stages_of(self.config.masking_stages)
+        if stages:
+            # Held-out sequences are masked as in the last stage.
+            level = [name for first, name in stages if step is None or step >= first][-1]
+            return {"pieces": np.zeros_like(piece_BL), "phrases": phrase_BL, "entities": entity_BL}[level]
+        # Differs: the original draws for a file, and not for a sequence, whether its units are masked.
+        by_unit_B = rng.uniform(rng.random_bits(rng.key(rng.MASKING_LEVEL, self.seed), numbers))
+        return entity_BL & (by_unit_B < self.config.unit_fraction)[:, None]
+
     def _drawn(self, numbers: I64) -> I64:
         # As the original's copies of the text, of which each has pairs and masks of its own, they come again in turn.
         copies = self.config.masking_copies
@@ -375,13 +395,15 @@ class PairBatches(SequenceBatches):
             mask_share=config.mask_token_fraction,
             random_share=config.random_token_fraction,
         )
-        continues_BL = None if self._continues is None else self._continues[batch["tokens"]]
+        continues_BL = self._continuing(batch["tokens"], numbers, step)
+        batch["tokens"] &= ID
         masked = bert_masking(batch["tokens"], text_BL, lengths, numbers, masking, continues_BL)
         if config.span_boundary:
             batch.update(span_boundaries(masked))
         batch["tokens"], batch["slots"], batch["labels"] = masked.tokens, masked.slots, masked.labels
         batch["slot_weights"] = masked.weights
-        batch["is_random"] = pairs.is_random.astype(np.int32)
+        # Of classes that are the other way round, 1 is the next.
+        batch["is_random"] = pairs.is_random.astype(np.int32) ^ config.next_label
         batch["valid"] = np.ones(len(numbers), np.float32)
         return batch
 

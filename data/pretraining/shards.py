@@ -402,7 +402,7 @@ class SplitTable:
             offsets: where these begin among all tokens.
         """
         sentences, tokens = np.diff(borders), np.diff(offsets)
-        self.rows.add(*np.stack([borders[:-1], borders[1:]], 1).ravel().tolist())
+        self.rows.extend(np.stack([borders[:-1], borders[1:]], 1).ravel())
         # A document of one sentence gives no pair but a random one: a text of such documents alone is refused.
         self.pairs += int((sentences > 1).sum())
         # The exponent of a whole number is how many bits it has.

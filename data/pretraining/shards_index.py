@@ -98,6 +98,8 @@ class ShardsIndex(TypedDict):
     stream: NotRequired[str]
     documents: NotRequired[str]
     text_column: NotRequired[str]
+    units: NotRequired[dict[str, str]]
+    """How the units were found that the upper bits of tokens mark (`data.pretraining.units`)."""
     block: NotRequired[int]
     """Bytes of the blocks that have a digest each; not in the first shards, which a bucket gives whole."""
     unknown: UnknownWords

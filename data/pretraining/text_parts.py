@@ -15,8 +15,11 @@ from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 from contexture.data.config import DataConfig, Stream
+from contexture.data.errors import DataError
 from contexture.data.plain_files import open_plain
-from contexture.data.text.sources import Source, TextFile
+from contexture.data.pretraining.shards_index import PER_FILE
+from contexture.data.pretraining.units import Units, units_of
+from contexture.data.text.sources import Source, TextFile, expand, shared
 from contexture.data.tokenizers.base import Tokenizer
 
 PIECE = 1 << 22
@@ -97,6 +100,11 @@ class Job(PartedText):
         return self.config.documents if self.stream == "windows" else "blank_lines"
 
     @cached_property
+    def units(self) -> Units | None:
+        """Returns how the units of an ERNIE are found; None where none are marked."""
+        return units_of(self.config) if self.stream == "sentence_pairs" else None
+
+    @cached_property
     def facts(self) -> dict[str, object]:
         """Everything that the shards depend on, as JSON; of a source a digest of its ends, since it may be large."""
         sources = [
@@ -104,7 +112,9 @@ class Job(PartedText):
             for split, each in (("train", self.train), ("dev", self.dev))
             for source in each
         ]
+        units = {} if self.units is None else {"units": self.units.facts}
         return {
+            **units,
             "tokenizer": self.tokenizer.fingerprint,
             "stream": self.stream,
             "documents": self.config.documents,
@@ -115,6 +125,23 @@ class Job(PartedText):
             "piece": PIECE,
             "sources": sources,
         }
+
+
+def job_of(
+    config: DataConfig, tokenizer: Tokenizer, stream: Stream, per_file: int = PER_FILE, command: str = ""
+) -> Job:
+    """Returns a preparation. command: as in `Job`. Raises: as `sources_of`."""
+    return Job(config, tokenizer, stream, per_file, *sources_of(config), command)
+
+
+def sources_of(config: DataConfig) -> tuple[list[Source], list[Source]]:
+    """Returns the text to train on, and that which is held out. Raises: DataError for text that `sources` refuses, and
+    for a source that is both."""
+    train = expand(config.path, "data.path", config.text_column)
+    dev = expand(config.dev, "data.dev", config.text_column) if config.dev else []
+    if both := shared([*train, *dev]):
+        raise DataError(f"{both}: data.dev names a {both.kind} that data.path holds too; keep held-out text apart")
+    return train, dev
 
 
 def digest_of_ends(source: Source) -> str:

@@ -3,7 +3,8 @@ tokenised by itself (`data.pretraining.text_parts`), and the parts are joined (`
 
 A part is a folder:
 
-    tokens.bin     the ids of its documents; u16, or u32 where the vocabulary needs it
+    tokens.bin     the ids of its documents; u16, or u32 where the vocabulary needs it, or units are marked
+                   (`data.pretraining.units`)
     ends.bin       i64, where each of its sentences ends in that row
     borders.bin    i64, after how many sentences each of its documents ends
     unigrams.bin   i64 [V], how often each id occurs
@@ -21,12 +22,13 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from contexture.data import mirror
-from contexture.data.binary_files import HashingWriter, Int64Writer, close_all, fingerprint_of
+from contexture.data.binary_files import I64, HashingWriter, Int64Writer, close_all, fingerprint_of
 from contexture.data.config import DataConfig, Stream
 from contexture.data.errors import DataError
-from contexture.data.plain_files import WHOLE
+from contexture.data.plain_files import WHOLE, inner_suffix
 from contexture.data.pretraining import text_parts
 from contexture.data.pretraining.join_parts import RUN, PartEntry, join, read_part
 from contexture.data.pretraining.manifest import IDS, merged
@@ -34,10 +36,11 @@ from contexture.data.pretraining.part_folder import PartError, new_part, part_na
 from contexture.data.pretraining.part_workers import Report, Tally, make_in_workers
 from contexture.data.pretraining.shards import BLOCK_TOKENS, Shards
 from contexture.data.pretraining.shards_index import PER_FILE, UNKNOWN
-from contexture.data.pretraining.text_parts import Job, PartSpan, PieceDigests
+from contexture.data.pretraining.text_parts import Job, PartSpan, PieceDigests, job_of
+from contexture.data.pretraining.units import ID, MarkedSentences
 from contexture.data.storage import atomic_folder, check_free
 from contexture.data.text.row_facts import RowFacts
-from contexture.data.text.sources import Source, TextFile, document_batches, expand, sentence_batches, shared
+from contexture.data.text.sources import Source, TextFile, document_batches, sentence_batches
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.open_vocabulary import CorpusVocabulary
 from contexture.data.tokenizers.registry import load_tokenizer
@@ -179,23 +182,6 @@ def _maker(job: Job, folder: Path, count: int) -> PartsOfText:
     )
 
 
-def job_of(
-    config: DataConfig, tokenizer: Tokenizer, stream: Stream, per_file: int = PER_FILE, command: str = ""
-) -> Job:
-    """Returns a preparation. command: as in `Job`. Raises: as `sources_of`."""
-    return Job(config, tokenizer, stream, per_file, *sources_of(config), command)
-
-
-def sources_of(config: DataConfig) -> tuple[list[Source], list[Source]]:
-    """Returns the text to train on, and that which is held out. Raises: DataError for text that `sources` refuses, and
-    for a source that is both."""
-    train = expand(config.path, "data.path", config.text_column)
-    dev = expand(config.dev, "data.dev", config.text_column) if config.dev else []
-    if both := shared([*train, *dev]):
-        raise DataError(f"{both}: data.dev names a {both.kind} that data.path holds too; keep held-out text apart")
-    return train, dev
-
-
 def tokenize_part(job: Job, folder: Path, part: int, count: int, report: Report) -> None:
     """Tokenises a part of a text into a folder of its own below `folder`, unless it is there already.
 
@@ -236,7 +222,9 @@ class _PartWriter:
         self.folder, self.job, self.tokenizer, self.config = folder, job, job.tokenizer, job.config
         self.numbering = CorpusVocabulary(word_tokenizer(self.tokenizer)) if job.stream == "lanes" else None
         # For lanes there may be any number of ids beyond the vocabulary's, and how many is known at the end alone.
-        self.dtype = np.dtype("<u2" if self.tokenizer.size <= 1 << 16 and self.numbering is None else "<u4")
+        self.units = None if job.units is None else MarkedSentences(job.units)
+        small = self.tokenizer.size <= 1 << 16 and self.numbering is None and self.units is None
+        self.dtype = np.dtype("<u2" if small else "<u4")
         self.sentences = self.tokens = self.documents = 0
         self.ids = HashingWriter(folder / "tokens.bin")
         self.ends = Int64Writer(folder / "ends.bin")
@@ -256,7 +244,10 @@ class _PartWriter:
         source, before = self.job.open(span), (self.tokens, self.sentences, self.documents)
         # A source of another span has facts of its own.
         unknown = self._unknown_tokens()
-        self.facts, self._begin = RowFacts(self.config.text_column), self.sentences
+        of_data = self.units is not None and self.units.units.of_data
+        if of_data and not (isinstance(source, TextFile) and inner_suffix(source.path) in (".jsonl", ".json")):
+            raise DataError(f"{source}: no *.jsonl, in which data.units=spans reads words and entities; give such rows")
+        self.facts, self._begin = RowFacts(self.config.text_column, of_data), self.sentences
         if isinstance(source, TextFile):
             source = dataclasses.replace(source, facts=self.facts)
         first = source.span[0] if isinstance(source, TextFile) else None
@@ -309,16 +300,17 @@ class _PartWriter:
         # A vocabulary that spells every text has none.
         return 0 if self.unknown_id is None else int(self.unigrams[self.unknown_id])
 
-    def _end_row(self) -> None:
-        """Writes the id of a document that the source has ended here, where it has one and left any tokens."""
+    def _end_row(self, border: int) -> None:
+        """Writes the id of a document that the source has ended behind so many sentences, where it has one and left
+        any tokens."""
         # Text that is no table has no ids.
         name = self.facts.ids.popleft() if self.facts.ids else ""
-        if name and self.sentences > self._begin:
+        if name and border > self._begin:
             # No file of them where there are none.
             if self.document_ids is None:
                 self.document_ids = HashingWriter(self.folder / IDS)
             self.document_ids.write(f"{self._begin}\t{name}\n".encode())
-        self._begin = self.sentences
+        self._begin = border
 
     def _name_line(self, source: Source) -> None:
         if isinstance(source, TextFile) and source.span[0]:
@@ -350,11 +342,11 @@ class _PartWriter:
                     pieces.append(end)
                     at += len(end)
                     self._add_runs(run_start, at)
-                    self._end_document()
+                    self._end_at(np.array([self.sentences]))
                     document_start = run_start = at
                     whole += 1
-                self._end_row()
-            self._write(pieces)
+                self._end_row(self.sentences)
+            self._write(self._joined(pieces))
             self.tokens = at
             # The document continues in the next batch: only its full runs are entered, so that where runs end does not
             # depend on how the text was read.
@@ -368,71 +360,102 @@ class _PartWriter:
         """Enters the runs of a document: RUN tokens each, the last one what is left."""
         if begin < end:
             # Each run is entered by its end, which is where the next one begins.
-            ends = [*range(begin + RUN, end, RUN), end]
+            ends = np.append(np.arange(begin + RUN, end, RUN), end)
             self.sentences += len(ends)
-            self.ends.add(*ends)
+            self.ends.extend(ends)
 
     def _add_sentences(self, source: Source, read: Callable[[bytes], None], seen: Callable[[], None]) -> int:
         """Writes sentences → how many documents the source itself has."""
-        whole = 0
-        first_sentence, first_token = self.sentences, self.tokens  # of the document being written
-        fresh = True
+        # A document is known by its first sentence, in the part: the one that is open, which may be cut, and the one
+        # of the text. Arrays throughout, since a large text has billions of sentences.
+        document, begun, whole = (self.sentences, self.tokens), self.sentences, 0
         for batch in sentence_batches(source, self.config.split_sentences, read):
-            ends: list[int] = []
-            # In local names: a large text has billions of sentences.
-            tokens, sentences = self.tokens, self.sentences
-            for length in self._tokenised(batch):
-                if length:
-                    # `whole` counts the documents of the text, not the parts that long ones are cut into below: a file
-                    # of one document may be split anywhere, whatever its length.
-                    whole += fresh
-                    fresh = False
-                    sentences += 1
-                    tokens += length
-                    ends.append(tokens)
-                    if sentences - first_sentence < LONGEST_DOCUMENT and tokens - first_token < BLOCK_TOKENS:
-                        continue
-                # A sentence without tokens is dropped.
-                elif length == 0:
-                    continue
-                self.tokens, self.sentences = tokens, sentences
-                if sentences > first_sentence:
-                    self._end_document()
-                    first_sentence, first_token = sentences, tokens
-                if length is None:
-                    fresh = True
-                    self._end_row()
-            self.tokens, self.sentences = tokens, sentences
-            self.ends.add(*ends)
+            lengths = self._tokenised(batch)
+            # A sentence without tokens is dropped.
+            kept = lengths > 0
+            offsets = self.tokens + np.append(0, np.cumsum(lengths[kept]))
+            borders = self.sentences + np.cumsum(kept)[lengths < 0]
+            self.ends.extend(offsets[1:])
+            document = self._end_documents(document, borders, offsets)
+            # `whole` counts the documents of the text, not the parts that long ones are cut into: a file of one
+            # document may be split anywhere, whatever its length.
+            whole += int(np.count_nonzero(np.diff(borders, prepend=begun)))
+            begun = int(borders[-1]) if len(borders) else begun
+            # Only text in tables has facts of its documents.
+            for border in borders.tolist() if self.facts.ids else ():
+                self._end_row(border)
+            self.tokens, self.sentences = int(offsets[-1]), self.sentences + len(offsets) - 1
             seen()
         # The end of the source ends its last document, without a border.
-        if self.sentences > first_sentence:
-            self._end_document()
-        return whole
+        if self.sentences > document[0]:
+            self._end_at(np.array([self.sentences]))
+        return whole + (self.sentences > begun)
 
-    def _end_document(self) -> None:
-        self.borders.add(self.sentences)
-        self.documents += 1
+    def _end_documents(self, begin: tuple[int, int], borders: I64, offsets: I64) -> tuple[int, int]:
+        """Enters the documents that end in a batch of sentences; those that are too long are cut.
 
-    def _tokenised(self, batch: list[str | None]) -> list[int | None]:
-        """Writes the tokens of sentences; returns how many each has, and None for a border."""
+        Args:
+            begin: the sentence and the token at which the open document begins.
+            borders: how many sentences there are before each border, i64 [n].
+            offsets: where the sentences of the batch begin among all tokens, and where the last one ends, i64 [m + 1].
+
+        Returns:
+            Where the document begins that is open now.
+        """
+        first, last = self.sentences, self.sentences + len(offsets) - 1
+        # The ends of documents that have a sentence, and of what there is of the open one.
+        ends = np.unique(np.append(borders, last))
+        ends = ends[ends > begin[0]]
+        sentences = np.diff(ends, prepend=begin[0])
+        tokens = np.diff(offsets[ends - first], prepend=begin[1])
+        stops = ends if len(borders) and borders[-1] == last else ends[:-1]
+        # Few are, and only these are walked.
+        for number in np.flatnonzero((sentences >= LONGEST_DOCUMENT) | (tokens >= BLOCK_TOKENS)).tolist():
+            sentence, token = (int(ends[number - 1]), int(offsets[ends[number - 1] - first])) if number else begin
+            # Cut by whichever comes first.
+            while (
+                cut := min(sentence + LONGEST_DOCUMENT, first + int(offsets.searchsorted(token + BLOCK_TOKENS)))
+            ) <= ends[number]:
+                stops = np.append(stops, cut)
+                sentence, token = cut, int(offsets[cut - first])
+        stops = np.unique(stops)
+        self._end_at(stops)
+        return (int(stops[-1]), int(offsets[stops[-1] - first])) if len(stops) else begin
+
+    def _end_at(self, stops: I64) -> None:
+        """Enters documents. stops: the sentence behind the last one of each."""
+        self.borders.extend(stops)
+        self.documents += len(stops)
+
+    def _tokenised(self, batch: list[str | None]) -> I64:
+        """Writes the tokens of sentences; returns how many each has, i64 [n], and -1 for a border."""
         texts = [text for text in batch if text is not None]
         # For lanes, words outside the vocabulary get numbers of their own.
-        sentences = (self.numbering or self.tokenizer).encode(texts)
-        if self.numbering is None:  # for lanes, the shards say how many words the vocabulary lacks
+        if self.numbering is not None:
+            ids, counts = self.numbering.encode(texts)
+        else:  # for lanes, the shards say how many words the vocabulary lacks
+            marked = None if self.units is None else self.units.marked(batch, self.tokenizer, self.facts.spans)
+            sentences = self.tokenizer.encode(texts) if marked is None else [ids for ids, _ in marked]
             self.unknown.add(texts, sentences)
-        self._write(sentences)
-        lengths = map(len, sentences)
-        return [None if text is None else next(lengths) for text in batch]
+            ids, counts = self._joined(sentences), np.fromiter(map(len, sentences), np.int64, len(sentences))
+            if marked:
+                ids |= np.concatenate([marks for _, marks in marked])
+        self._write(ids)
+        lengths = np.full(len(batch), -1, np.int64)
+        lengths[[text is not None for text in batch]] = counts
+        return lengths
 
-    def _write(self, pieces: list[list[int]]) -> None:
-        """Appends tokens, which the caller adds to `self.tokens`, and counts their ids."""
+    def _joined(self, pieces: list[list[int]]) -> NDArray[np.integer]:
         # One array in the dtype of the files, without a list of all numbers in between.
-        ids = np.fromiter(chain.from_iterable(pieces), self.dtype, sum(map(len, pieces)))
+        return np.fromiter(chain.from_iterable(pieces), self.dtype, sum(map(len, pieces)))
+
+    def _write(self, ids: NDArray[np.integer]) -> None:
+        """Appends tokens, which the caller adds to `self.tokens`, and counts their ids."""
         # Words that the vocabulary lacks count as its unknown token.
         known = ids if self.numbering is None else self.numbering.known(ids)
+        known = known if self.units is None else known & ID
         self.unigrams += np.bincount(known, minlength=len(self.unigrams))
-        self.ids.write(ids.tobytes())
+        self.ids.write(ids.astype(self.dtype, copy=False).tobytes())
 
     def close(self) -> None:
         """Closes every file without writing more."""

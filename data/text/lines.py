@@ -4,8 +4,9 @@ A line ends with \\n, \\r\\n or a lone \\r, in files and within texts alike. Pyt
 ends, U+2028, U+0085 and \\x1c among them, which are characters of a text here.
 """
 
+import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from io import BufferedReader
 from pathlib import Path
 
@@ -21,7 +22,10 @@ LONGEST_ROW = 1 << 26
 """Most bytes of a line that is a row of a table, or a JSON object."""
 LONGEST_DOCUMENT = 1 << 25
 """Most characters of a document of several lines that is read whole."""
-
+_BLOCK = 1 << 18
+"""Bytes that are read at once, and split into lines."""
+_MARK = b"\xef\xbb\xbf"
+"""A byte order mark, which only a file's beginning has."""
 
 _END = re.compile("\\r\\n|\\r|\\n")
 
@@ -46,10 +50,20 @@ def lines(
     Raises:
         DataError: with file:line for a line that is not UTF-8, or too long.
     """
-    for number, line, wrong in decoded_lines(path, seen, cut_long, most, span):
+    for first, block in line_blocks(path, seen, cut_long, most, span):
+        yield from enumerate(block, first)
+
+
+def line_blocks(
+    path: Path, seen: Seen = len, cut_long: bool = False, most: int = LONGEST_ROW, span: Span = WHOLE
+) -> Iterator[tuple[int, list[str]]]:
+    """Yields (number of the first, lines): as `lines`, but many at once, about _BLOCK bytes of them."""
+    for first, block in _raw_blocks(path, seen, cut_long, most, span):
+        read, wrong = _decoded_block(path, first, block)
+        # Those before the wrong one, as if each were read alone.
+        yield first, read
         if wrong:
             raise wrong
-        yield number, line
 
 
 def decoded_lines(
@@ -57,60 +71,107 @@ def decoded_lines(
 ) -> Iterator[tuple[int, str, DataError | None]]:
     """Yields (number, line, error): as `lines`, but a line that is not UTF-8 comes with the DataError that names it,
     its other characters intact."""
-    for number, raw in _raw_lines(path, seen, cut_long, most, span):
-        try:
-            yield number, raw.decode("utf-8"), None
-        except UnicodeDecodeError as error:
-            # In characters, from 1.
-            column = len(raw[: error.start].decode("utf-8")) + 1
-            where = f"byte 0x{raw[error.start]:02x} at column {column}"
-            wrong = DataError(f"{path}:{number}: not UTF-8 ({where}); save the file as UTF-8")
-            yield number, raw.decode("utf-8", "replace"), wrong
+    for first, block in _raw_blocks(path, seen, cut_long, most, span):
+        for number, raw in enumerate(block, first):
+            yield number, *_decoded(path, number, raw)
 
 
-def _raw_lines(path: Path, seen: Seen, cut_long: bool, most: int, span: Span) -> Iterator[tuple[int, bytes]]:
-    """Yields lines as bytes, each with its number. cut_long: a line over LONGEST_LINE comes in pieces, cut at a space,
-    or at a whole character."""
-    limit = LONGEST_LINE
+def _decoded_block(path: Path, first: int, block: list[bytes]) -> tuple[list[str], DataError | None]:
+    """Returns the lines up to one that is not UTF-8, and the DataError that names it."""
+    # Each by itself: one wide character in a block would make all of its characters wide, and splitting them slow.
+    with contextlib.suppress(UnicodeDecodeError):
+        return [raw.decode() for raw in block], None
+    read: list[str] = []
+    for number, raw in enumerate(block, first):
+        line, wrong = _decoded(path, number, raw)
+        if wrong:
+            return read, wrong
+        read.append(line)
+    return read, None
+
+
+def _decoded(path: Path, number: int, raw: bytes) -> tuple[str, DataError | None]:
+    try:
+        return raw.decode("utf-8"), None
+    except UnicodeDecodeError as error:
+        # In characters, from 1.
+        column = len(raw[: error.start].decode("utf-8")) + 1
+        where = f"byte 0x{raw[error.start]:02x} at column {column}"
+        wrong = DataError(f"{path}:{number}: not UTF-8 ({where}); save the file as UTF-8")
+        return raw.decode("utf-8", "replace"), wrong
+
+
+def _raw_blocks(path: Path, seen: Seen, cut_long: bool, most: int, span: Span) -> Iterator[tuple[int, list[bytes]]]:
+    """Yields lines as bytes, with the number of the first. cut_long: a line over LONGEST_LINE comes in pieces, cut at a
+    space, or at a whole character; each piece comes alone."""
+    # A line within both limits needs no care; others are looked at while they are collected.
+    short = LONGEST_LINE if cut_long else min(LONGEST_LINE, most)
     with open_stream(path, seen, span) as file:
-        number, rest, first = 1, bytearray(), span[0] == 0
-        for piece in _pieces(file, limit):
-            if first:  # a byte order mark, which only a file's beginning has
-                piece, first = piece.removeprefix(b"\xef\xbb\xbf"), False
-            rest += piece
-            if not cut_long and len(rest) > most and len(rest.rstrip(b"\r\n")) > most:
-                raise DataError(
-                    f"{path}:{number}: a line of more than {most:,} bytes; break it into lines, or check that the file "
-                    "is what its name says"
-                )
-            if rest.endswith((b"\n", b"\r")):
-                yield number, bytes(rest)
-                rest = bytearray()
-                number += 1
-            elif cut_long and len(rest) >= limit:
-                raw = bytes(rest)
-                # After the last space (not one at the very beginning, which would leave an empty piece); where there is
-                # none, before a character that is not whole: back over the 10xxxxxx bytes to its first one.
-                cut = raw.rfind(b" ", 1) + 1
-                if not cut:
-                    cut = len(raw)
-                    while cut > len(raw) - 4 and raw[cut - 1] & 0xC0 == 0x80:
-                        cut -= 1
-                    cut = cut - 1 if raw[cut - 1] >= 0xC0 else cut
-                # What follows the cut begins the next piece.
-                rest = bytearray(raw[cut:])
-                yield number, raw[:cut]
-        if rest:
+        number, mark = 1, _MARK if span[0] == 0 else b""
+        # No more than a short line may have: of what is read at once, only the last line can be long.
+        while block := file.read(min(_BLOCK, short)):
+            start = block.rfind(b"\n") + 1
+            if start < len(block):
+                block += file.readline(short - len(block) + start)
+            # A long one is taken out of the block, so that it is in memory once.
+            long = None
+            if len(block) - start >= short:
+                long, block = _pieces(block[start:], file, b"" if start else mark), block[:start]
+            # Of bytes, splitlines knows no other line ends than those of a text.
+            if held := block.removeprefix(mark).splitlines(keepends=True):
+                yield number, held
+                number += len(held)
+            if long:
+                for place, piece in _long_line(path, number, long, cut_long, most):
+                    yield place, [piece]
+                    number = place + 1
+            mark = b""
+
+
+def _long_line(
+    path: Path, number: int, pieces: Iterable[bytes], cut_long: bool, most: int
+) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines of pieces, which end where a line does or before; cut_long, most: as in `lines`."""
+    limit, rest = LONGEST_LINE, bytearray()
+    for piece in pieces:
+        rest += piece
+        if not cut_long and len(rest) > most and len(rest.rstrip(b"\r\n")) > most:
+            raise DataError(
+                f"{path}:{number}: a line of more than {most:,} bytes; break it into lines, or check that the file "
+                "is what its name says"
+            )
+        if rest.endswith((b"\n", b"\r")):
             yield number, bytes(rest)
+            rest = bytearray()
+            number += 1
+        elif cut_long and len(rest) >= limit:
+            raw = bytes(rest)
+            # After the last space (not one at the very beginning, which would leave an empty piece); where there is
+            # none, before a character that is not whole: back over the 10xxxxxx bytes to its first one.
+            cut = raw.rfind(b" ", 1) + 1
+            if not cut:
+                cut = len(raw)
+                while cut > len(raw) - 4 and raw[cut - 1] & 0xC0 == 0x80:
+                    cut -= 1
+                cut = cut - 1 if raw[cut - 1] >= 0xC0 else cut
+            # What follows the cut begins the next piece.
+            rest = bytearray(raw[cut:])
+            yield number, raw[:cut]
+    if rest:
+        yield number, bytes(rest)
 
 
-def _pieces(file: BufferedReader, limit: int) -> Iterator[bytes]:
-    """Yields the lines of a file with their ends; of longer ones at most `limit` bytes at a time."""
-    while piece := file.readline(limit):
-        # The limit may fall between \r and \n.
-        if piece.endswith(b"\r") and file.peek(1)[:1] == b"\n":
-            piece += file.read(1)
-        # Of bytes, splitlines knows no other line ends.
+def _pieces(held: bytes, file: BufferedReader, mark: bytes) -> Iterator[bytes]:
+    """Yields what a file has up to a line feed, after bytes that were read of it, at most LONGEST_LINE bytes at a time,
+    and never two lines in one. mark: is taken off its beginning."""
+    limit = LONGEST_LINE
+    while held:
+        # One more: the limit may fall between \r and \n.
+        if len(held) <= limit and not held.endswith(b"\n"):
+            held += file.readline(limit + 1 - len(held))
+        size = limit + (held[limit - 1 : limit + 1] == b"\r\n")
+        piece, held = held[:size].removeprefix(mark), held[size:]
+        mark = b""
         yield from piece.splitlines(keepends=True) if b"\r" in piece else (piece,)
 
 

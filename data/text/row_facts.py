@@ -3,6 +3,7 @@
 import contextlib
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from contexture.data.errors import DataError
 
@@ -15,17 +16,43 @@ _MOST, _LONGEST = 1000, 200
 """The most distinct values that are counted, and the most letters of one; of an id five times as many."""
 
 
+class RowSpans(NamedTuple):
+    """Where words and entities are in a text: the first character of each, and that behind its last."""
+
+    text: str
+    words: list[tuple[int, int]]
+    entities: list[tuple[int, int]]
+
+    def within(self, first: int, last: int) -> "RowSpans":
+        """Returns those of a part of the text, counted from its beginning; what reaches beyond it is cut off."""
+        words, entities = (
+            [(max(a - first, 0), min(b, last) - first) for a, b in spans if a < last and b > first]
+            for spans in (self.words, self.entities)
+        )
+        return RowSpans(self.text[first:last], words, entities)
+
+
 class RowFacts:
     """The facts of documents, taken down as they are read."""
 
-    def __init__(self, column: str = "") -> None:
-        """column: of the text, which says nothing else."""
-        self._column = column
+    def __init__(self, column: str = "", spans: bool = False) -> None:
+        """column: of the text, which says nothing else; spans: whether rows say where words and entities are."""
+        self._column, self._wants_spans = column, spans
+        self.spans: deque[RowSpans] = deque()
+        """Of each document that has begun and was not taken out yet, where spans are wanted."""
         self.ids: deque[str] = deque()
         """The id of each document that has ended and was not taken out yet; "" where it has none."""
         # Empty where no row says anything.
         self.counts: dict[str, Counter[str]] = {}
         """How many documents there are of each language and source."""
+
+    def begin(self, record: Mapping[str, object], text: str) -> None:
+        """Takes down where words and entities are in a document that begins. Raises: DataError where its row says it
+        wrongly."""
+        if self._wants_spans:
+            if not {"words", "entities"} & record.keys():
+                raise DataError('neither "words" nor "entities", which data.units=spans reads; give [[first, last], …]')
+            self.spans.append(RowSpans(text, *(_spans(record, name, len(text)) for name in ("words", "entities"))))
 
     def end(self, record: Mapping[str, object]) -> None:
         """Takes down the facts of a document that ends here."""
@@ -48,6 +75,22 @@ def first_of(record: Mapping[str, object], names: Sequence[str], column: str = "
         if isinstance(value, str | int) and not isinstance(value, bool) and value != "":
             return str(value)
     return ""
+
+
+def _spans(record: Mapping[str, object], name: str, length: int) -> list[tuple[int, int]]:
+    """Returns the spans of a field: a list of [first, last, …], whose third value is left out. Raises: DataError."""
+    # A row may have one of both alone.
+    value = record.get(name, [])
+    fits = isinstance(value, list) and all(
+        isinstance(each, list) and len(each) >= 2 and all(type(place) is int for place in each[:2]) for each in value
+    )
+    spans = [(each[0], each[1]) for each in value] if isinstance(value, list) and fits else [(-1, 0)]
+    if not all(0 <= first < last <= length for first, last in spans):
+        raise DataError(
+            f"{name!r} of a row is {str(value)[:40]!r}; give [[first, last], …], places in its text that has {length} "
+            "characters"
+        )
+    return spans
 
 
 def add(counts: "Counter[str]", value: str, count: int) -> None:

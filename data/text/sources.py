@@ -35,7 +35,7 @@ from contexture.data.plain_files import (
 from contexture.data.text import hub, tfds, wiki_extractor
 from contexture.data.text.columnar import TEXT, Columnar, files_of, is_saved
 from contexture.data.text.json_rows import json_objects
-from contexture.data.text.lines import LONGEST_DOCUMENT, LONGEST_TEXT, lines, sentences, split_lines
+from contexture.data.text.lines import LONGEST_DOCUMENT, LONGEST_TEXT, line_blocks, lines, sentences, split_lines
 from contexture.data.text.row_facts import FIELDS, RowFacts
 
 _ROWS = (".jsonl", ".json", *COLUMNAR, wiki_extractor.BLOCKS)
@@ -108,10 +108,15 @@ class TextFile:
         Raises: DataError with file:line where a line is not UTF-8, or not an object with a "text".
         """
         if not self.has_rows:
-            for number, line in lines(self.path, seen, cut_long=True, span=self.span):
-                yield number, line.strip()
+            for first, block in line_blocks(self.path, seen, cut_long=True, span=self.span):
+                yield from enumerate(map(str.strip, block), first)
             return
         for number, text, record in self.rows(seen):
+            if self.facts is not None:
+                try:
+                    self.facts.begin(record, text)
+                except DataError as error:
+                    raise DataError(f"{self.path}:{number}: {error}") from None
             for paragraph in split_lines(text):
                 # Only the end of a row is a border: blank lines within a text are none.
                 if paragraph.strip():
@@ -387,18 +392,31 @@ def whole_texts(sources: Iterable[Source], documents: str) -> Iterator[str]:
 
 def sentence_batches(source: Source, split: bool, seen: Seen = len) -> Iterator[list[str | None]]:
     """Yields a source's sentences (its lines, unless they are to be split), None for a border between documents, in
-    lists of about half a million characters."""
-    batch: list[str | None] = []
+    lists of at most about half a million characters."""
+    for block in _stripped_lines(source, seen):
+        # An empty line is a border.
+        if split:
+            yield [*chain.from_iterable(sentences(line) if line else (None,) for line in block)]
+        else:
+            yield [line or None for line in block]
+
+
+def _stripped_lines(source: Source, seen: Seen) -> Iterator[list[str]]:
+    """Yields the lines of `source.documents`, in lists."""
+    # No Python code for each line: some text has nothing else done to it than to be split into words.
+    if isinstance(source, TextFile) and not source.has_rows:
+        for _, block in line_blocks(source.path, seen, cut_long=True, span=source.span):
+            yield [*map(str.strip, block)]
+        return
+    batch: list[str] = []
     size = 0
     for _, line in source.documents(seen):
-        # An empty line is a border.
-        for text in (sentences(line) if split else [line]) if line else [None]:
-            batch.append(text)
-            # One more for each, so that borders and empty lines bound a batch too.
-            size += len(text or "") + 1
-            if size >= _BATCH:
-                yield batch
-                batch, size = [], 0
+        batch.append(line)
+        # One more for each, so that borders bound a batch too.
+        size += len(line) + 1
+        if size >= _BATCH:
+            yield batch
+            batch, size = [], 0
     yield batch
 
 

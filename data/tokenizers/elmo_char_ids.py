@@ -71,9 +71,11 @@ def char_ids(words: Sequence[str]) -> NDArray[np.int32]:
 
 def are_cut(words: Sequence[str]) -> NDArray[np.bool_]:
     """Which words have more bytes than are read → bool [n]."""
+    sizes = np.fromiter(map(len, words), np.int64, len(words))
     # A character has four bytes at most, so short words need not be encoded to know.
-    sizes = (len(word.encode("utf-8", "ignore")) if len(word) * 4 > MAX_BYTES else 0 for word in words)
-    return np.fromiter(sizes, np.int64, len(words)) > MAX_BYTES
+    for place in np.flatnonzero(sizes * 4 > MAX_BYTES).tolist():
+        sizes[place] = len(words[place].encode("utf-8", "ignore"))
+    return sizes > MAX_BYTES
 
 
 def words_from_char_ids(rows: NDArray[np.integer]) -> list[str]:

@@ -5,26 +5,35 @@ one, also those that the softmax does not know.
 """
 
 import json
+from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count, islice
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contexture.data.binary_files import I64
 from contexture.data.tokenizers.elmo_char_ids import are_cut
 from contexture.data.tokenizers.word_level import WordNumbers, Words, char_id_table
 
 
-class _AutoNumber(dict[str, int]):
-    """Numbers of words. A word without one gets the next when it is looked up, and is appended to `new`."""
+class _AutoNumber(defaultdict[str, int]):
+    """Numbers of words. A word without one gets the next when it is looked up: no Python code is run for it."""
 
     def __init__(self, ids: Mapping[str, int], first: int) -> None:
-        super().__init__(ids)
-        self.first, self.new = first, list[str]()
+        super().__init__(count(first).__next__, ids)
+        self._known = len(ids)
 
-    def __missing__(self, word: str) -> int:
-        number = self[word] = self.first + len(self.new)
-        self.new.append(word)
-        return number
+    @property
+    def new_count(self) -> int:
+        """How many words were numbered."""
+        return len(self) - self._known
+
+    def new(self, begin: int = 0) -> list[str]:
+        """Returns the words that were numbered, in that order, from one on."""
+        # A dictionary keeps the order in which its keys came.
+        return [*islice(self, self._known + begin, None)]
 
 
 class CorpusVocabulary:
@@ -41,16 +50,21 @@ class CorpusVocabulary:
         self._seen: set[int] = set()
         self._times = 0
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Sentences → ids; a sentence with a word is followed by the end."""
-        # __getitem__ numbers a word that it has not seen (__missing__), so map needs no Python code for each word.
+    def encode(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], I64]:
+        """Sentences → the ids of all, joined, u32 [T], and how many each has, i64 [n]; a sentence with a word is
+        followed by the end."""
+        # __getitem__ numbers a word that it has not seen, so map needs no Python code for each word. And numbers go
+        # into an array at once: a list of them would take twice the memory and be read a second time.
         number, words, end = self._ids.__getitem__, self._tokenizer.words, self._tokenizer.end
-        sentences = [[*map(number, words(text))] for text in texts]
-        for sentence in sentences:
+        ids, ends, before = array("I"), array("q"), 0
+        for text in texts:
+            ids.extend(map(number, words(text)))
             # A sentence without words has no end, and is dropped by the caller.
-            if sentence:
-                sentence.append(end)
-        return sentences
+            if len(ids) > before:
+                ids.append(end)
+                before = len(ids)
+            ends.append(before)
+        return np.array(ids, np.uint32), np.diff(np.array(ends, np.int64), prepend=0)
 
     def number(self, words: Iterable[str]) -> list[int]:
         """Words → their numbers; no word is split."""
@@ -59,7 +73,7 @@ class CorpusVocabulary:
     def count(self, ids: NDArray[np.integer]) -> None:
         """Counts the ids whose words are cut."""
         # Only words that came since the last call are looked at.
-        new = self._ids.new[self._looked_at :]
+        new = self._ids.new(self._looked_at)
         cut = np.flatnonzero(are_cut(new)) + self._tokenizer.size + self._looked_at
         self._long = np.append(self._long, cut)
         self._looked_at += len(new)
@@ -77,12 +91,12 @@ class CorpusVocabulary:
     def unknown(self) -> bytes:
         """Returns the words that the vocabulary lacks, in the order of their numbers, a word a line."""
         # A line each: no word of running text holds a line end.
-        return "".join(f"{word}\n" for word in self._ids.new).encode()
+        return "\n".join([*self._ids.new(), ""]).encode()
 
     def facts(self) -> dict[str, dict[str, int]]:
         """Returns how many words the vocabulary lacks, and how many words are cut and how many times."""
         # The size of their file is checked when shards are opened.
-        lacking = {"words": len(self._ids.new), "bytes": len(self.unknown())}
+        lacking = {"words": self._ids.new_count, "bytes": len(self.unknown())}
         return {"unknown": lacking, "cut": {"words": len(self._seen), "times": self._times}}
 
 
@@ -103,7 +117,7 @@ class OpenVocabulary(WordNumbers):
     @property
     def size(self) -> int:
         """Words so far."""
-        return len(self._ids.new)
+        return self._ids.new_count
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Texts → the numbers of their words."""
@@ -115,8 +129,8 @@ class OpenVocabulary(WordNumbers):
 
     def char_ids(self) -> NDArray[np.uint16]:
         """Returns the character ids of each word, u16 [n, 50]."""
-        return char_id_table(self._ids.new)
+        return char_id_table(self._ids.new())
 
     def file(self) -> bytes:
         """Returns the words as a JSON list: words to tag may hold white space."""
-        return json.dumps(list(self._ids.new), ensure_ascii=False).encode()
+        return json.dumps(self._ids.new(), ensure_ascii=False).encode()

@@ -114,6 +114,7 @@ def test_all_that_is_listed_is_taken_and_all_else_is_refused(title, every):
         if isinstance(value, tuple) or value == "":
             words += {
                 "data.phases": ["8x2:1", "16x2:1"],
+                "data.masking_stages": ["pieces:1", "phrases", "--data.masking", "pieces"],
                 "model.filters": ["1", "8"],
                 "task.labels": ["a", "b"],
                 "mesh.compiler_options": ["a=b"],

@@ -18,6 +18,7 @@ BERT = "Devlin et al. 2018, A.2; google-research/bert: optimization.py, create_p
 GPT1 = "Radford et al. 2018, 4.1; eps and clip of finetune-transformer-lm, train.py"
 GPT2 = "Radford et al. 2019, 2.3: batch, length; rates of nanoGPT, config/train_gpt2.py, and GPT-3's table 2.1 by size"
 GPT3 = "Brown et al. 2020, table 2.1 and appendix B; its batch ramp is left out"
+ERNIE = "Sun et al. 2019; PaddlePaddle/ERNIE, folder ERNIE: its configuration, script and optimizer"
 LAMB = "You et al. 2020, section 4; NVIDIA DeepLearningExamples, BERT: rates and warm-ups of 65,536 and 32,768"
 ELMO = "bilm-tf: bin/train_elmo.py, bilm/training.py (3 GPUs of 128 lanes); Peters et al. 2018, 3.4"
 NANO = "nanoGPT's README: shakespeare_char on a CPU"
@@ -31,6 +32,13 @@ COMMON: dict[str, dict[str, Any]] = {
         "model.dropout": 0.1, "model.attention_dropout": 0.1, "model.eps": 1e-12, "model.init_std": 0.02,
         "model.gelu": "erf", "model.segments": 2, "model.length": 512, "model.tied": True,
         "data.slots": 20, "data.masked_fraction": "0.15", "data.short_fraction": 0.1, "objective": "mlm_nsp",
+    },
+    ERNIE: {
+        "optim.name": "adamw", "optim.schedule": "bert", "optim.b1": 0.9, "optim.b2": 0.999, "optim.eps": 1e-8,
+        "optim.weight_decay": 0.01, "optim.no_decay": ("norm", "bias"), "optim.clip": 1.0, "model.vocab": 18000,
+        "model.length": 513, "model.gelu": "relu", "model.eps": 1e-5, "model.layers": 12, "model.hidden": 768,
+        "model.heads": 12, "model.ffn": 3072, "model.segments": 2, "model.init_std": 0.02, "data.masking": "ernie",
+        "data.masked_fraction": "0.15", "data.next_label": 1, "objective": "mlm_nsp",
     },
     LAMB: {
         "optim.name": "lamb", "optim.schedule": "linear", "optim.b1": 0.9, "optim.b2": 0.999, "optim.eps": 1e-6,
@@ -88,6 +96,8 @@ TABLE: dict[str, tuple[str, float, int, int, int, int, float]] = {
         f"bert.{name}_phase2": (BERT, 1e-5, 1_000, 256, 512, 100_000, 0)
         for name in ("base", "large", "base_cased", "large_cased")
     },
+    "bert.base_chinese_wwm": (BERT, 1e-4, 10_000, 256, 128, 1_000_000, 0),
+    "ernie.base": (ERNIE, 1e-4, 5_000, 64, 128, 1_000_000, 0),
     "bert.large_lamb": (LAMB, 6e-3, 10_000, 32_768, 512, 8_601, 0),
     "bert.tiny": (OURS, 2e-3, 100, 32, 128, 10_000, 0),
     **{f"bert.{name}": (OURS, 1e-3, 100, 32, 128, 10_000, 0) for name in ("mini", "small", "medium")},
@@ -124,6 +134,7 @@ BESIDES: dict[str, dict[str, Any]] = {
     "bert.base_cased_phase2": {"model.vocab": 28996, "data.lowercase": False, "data.slots": 77},
     "bert.large_cased_phase2": {"model.vocab": 28996, "data.lowercase": False, "data.slots": 77},
     "bert.base_chinese": {"model.vocab": 21128, "data.lowercase": True},
+    "bert.base_chinese_wwm": {"model.vocab": 21128, "data.masking": "whole_words", "data.units": "jieba"},
     "bert.multilingual": {"model.vocab": 119547, "data.lowercase": False},
     "elmo.small": {"model.cells": 1024, "model.projection": 128, "model.highway": 1},
     "elmo.medium": {"model.cells": 2048, "model.projection": 256, "model.highway": 1},

@@ -59,7 +59,10 @@ PUBLISHED = {
     "bert.large_phase2": (335.14, 336.23),
     "bert.large_cased": (333.58, None),
     "bert.large_cased_phase2": (333.58, None),
+    "bert.large_lamb": (335.14, 336.23),
     "bert.base_chinese": (102.27, None),
+    "bert.base_chinese_wwm": (102.27, None),
+    "ernie.base": (99.87, None),
     "bert.multilingual": (177.85, None),
 }
 PUBLISHED_GPT = {

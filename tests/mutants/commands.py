@@ -53,7 +53,7 @@ COMMANDS = (
          "cli/test_output.py::test_a_word_that_fits_a_line_of_its_own_stands_below_its_name"),
     ),
     *mutants_of(
-        "train/setup.py",
+        "train/text_checks.py",
         ("command.text-not-looked-at", '                check_beginnings(sources)',
          "                pass",
          "cli/test_command_line.py::test_files_that_are_wrong_give_one_clear_line"),

@@ -13,6 +13,7 @@ _WINDOWS = "data/pretraining/test_lm_windows.py::"
 _PACKED = f"{_WINDOWS}test_packed_documents_do_not_see_each_other"
 _LANES = "data/pretraining/test_bilm_lanes.py::"
 _WORDS = "data/tokenizers/test_word_level.py::"
+_SLOW = "data/pretraining/test_slow_preparation.py::test_the_shards_are_those_of_a_slow_reader"
 _VECTORS = "data/test_word_vectors.py::"
 _STATIC = "interchange/test_static_vectors.py::"
 
@@ -251,10 +252,10 @@ PRETRAINING = (
     ),
     *mutants_of(
         "data/config.py",
-        ("slots.twenty-always", "max(math.ceil(round(self.length * max(self.masked_fractions), 6)), 1)", "20",
+        ("slots.twenty-always", "max(math.ceil(round(expected, 6)), 1)", "20",
          "train/test_phases.py::test_masked_slots_follow_the_length"),
-        ("slots.rounded-down", "math.ceil(round(self.length * max(self.masked_fractions), 6))",
-         "int(self.length * max(self.masked_fractions))",
+        ("slots.rounded-down", "math.ceil(round(expected, 6))",
+         "int(expected)",
          "train/test_phases.py::test_masked_slots_follow_the_length"),
     ),
     *mutants_of(
@@ -284,6 +285,24 @@ PRETRAINING = (
         ("vectors.padding-last", "[np.zeros((1, dim), np.float32), unknown_D[None], read.vectors_VD]",
          "[unknown_D[None], np.zeros((1, dim), np.float32), read.vectors_VD]",
          f"{_STATIC}test_words_are_the_rows_of_the_file_and_unknown_ones_their_mean"),
+    ),
+    *mutants_of(
+        "data/text/lines.py",
+        ("shards.a-block-ends-within-a-line", "file.readline(short - len(block) + start)", "file.readline(1)",
+         "data/text/test_lines.py::test_line_feeds_and_carriage_returns_end_lines_and_nothing_else"),
+    ),
+    *mutants_of(
+        "data/pretraining/tokenize_corpus.py",
+        ("shards.a-document-is-cut-by-the-later-limit", "min(sentence + LONGEST_DOCUMENT,",
+         "max(sentence + LONGEST_DOCUMENT,", _SLOW),
+        ("shards.a-dropped-sentence-is-a-border", "np.cumsum(kept)[lengths < 0]", "np.cumsum(kept)[lengths <= 0]",
+         "data/pretraining/test_shards.py::test_empty_sentences_and_documents_are_dropped"),
+        ("shards.the-open-document-is-closed", "else ends[:-1]", "else ends", _SLOW),
+    ),
+    *mutants_of(
+        "data/tokenizers/open_vocabulary.py",
+        ("words.an-end-after-nothing", "if len(ids) > before:", "if len(ids) >= before:",
+         f"{_WORDS}test_words_that_the_vocabulary_lacks_are_numbered_behind_it"),
     ),
     *mutants_of(
         "data/layouts.py",

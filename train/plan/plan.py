@@ -211,6 +211,7 @@ def of_phases(run: Run) -> list[Run]:
     if not run.data.phases:
         return [run]
     starts = [phase.first for phase in run.data.stretches]
+    # The last one has what is left.
     ends = [*starts[1:], run.steps]
     return [
         dataclasses.replace(run.in_phase(first), steps=end - first) for first, end in zip(starts, ends, strict=True)

@@ -166,6 +166,7 @@ class ThroughputMeter:
         phases = self._data.stretches
         if len(phases) == 1:
             return self._steps - done
+        # Seconds were measured on steps like the last one.
         now = self._step_flops(max(done - 1, 0))
         ends = [*(phase.first for phase in phases[1:]), self._steps]
         return sum(

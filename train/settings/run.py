@@ -114,6 +114,7 @@ class Run:
         """Returns the run with the length and the batch of the phase that a step is in, and no other phase."""
         if not self.data.phases:
             return self
+        # Rates of phases have no meaning where there is one.
         optim = dataclasses.replace(self.optim, phase_lr=(), phase_warmup=())
         return dataclasses.replace(self, data=self.data.at(step), optim=optim)
 

@@ -72,7 +72,7 @@ class DocumentWriter(Int64Writer):
         self.longest = max(self.longest, int(np.diff(begins, prepend=self._begin).max(initial=0)))
         # Without a new document, the last one goes on through all of these sentences.
         self._begin = int(begins[-1]) if len(begins) else self._begin
-        self.add(*begins.tolist())
+        self.extend(begins)
 
 
 def offsets_in_memory(documents: I64, begins: I64, tokens: int) -> tuple[I64, DocumentOffsets]:

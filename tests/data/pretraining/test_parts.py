@@ -22,8 +22,8 @@ from contexture.data.pretraining import part_workers, text_parts, tokenize_corpu
 from contexture.data.pretraining.join_parts import join
 from contexture.data.pretraining.part_workers import Tally
 from contexture.data.pretraining.shards import Shards
-from contexture.data.pretraining.text_parts import sampled
-from contexture.data.pretraining.tokenize_corpus import job_of, prepare, prepare_job, tokenize_part
+from contexture.data.pretraining.text_parts import job_of, sampled
+from contexture.data.pretraining.tokenize_corpus import prepare, prepare_job, tokenize_part
 from contexture.data.text.sources import TextFile, expand
 from contexture.data.tokenizers.base import Tokenizer
 from contexture.data.tokenizers.word_level import Words
@@ -288,7 +288,9 @@ def test_a_fault_that_a_worker_meets_is_one_line(tmp_path):
 
 
 def test_a_worker_that_is_killed_is_named_and_its_part_is_made_again(tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("w5 w6.\nw7 w8.\n\n" * 100)
+    # Parts that take a while: it is killed in the middle of them.
+    monkeypatch.setattr(text_parts, "PIECE", 5000)
+    (tmp_path / "a.txt").write_text("w5 w6.\nw7 w8.\n\n" * 30_000)
     config = DataConfig(path=(str(tmp_path / "a.txt"),))
     started = part_workers._SPAWN.Process
     processes: list[Any] = []
@@ -299,12 +301,14 @@ def test_a_worker_that_is_killed_is_named_and_its_part_is_made_again(tmp_path, m
 
     monkeypatch.setattr(part_workers._SPAWN, "Process", start)
 
-    def kill(done: int, total: int) -> None:
-        if done:
-            processes[1].kill()
+    class Killing(dict[int, str]):
+        def __setitem__(self, worker: int, part: str) -> None:
+            if worker == 1:
+                processes[1].kill()
 
+    job, tally = job_of(config, PIECES, "sentence_pairs"), Tally(0, workers=Killing())
     with pytest.raises(OSError, match="worker 1 was killed by signal 9; the same command resumes from the parts that"):
-        prepare(config, PIECES, tmp_path / "s", kill, workers=2)
+        prepare_job(job, tmp_path / "s", workers=2, tally=tally)
     monkeypatch.setattr(part_workers._SPAWN, "Process", started)
     prepare(config, PIECES, tmp_path / "s", workers=2)
     prepare(config, PIECES, tmp_path / "one")

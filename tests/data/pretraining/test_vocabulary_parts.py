@@ -71,7 +71,7 @@ def test_any_number_of_parts_gives_the_vocabulary_of_the_whole(
         patch.setattr(word_counts, "MAX_WORDS", in_memory)
         try:
             pieces = sampled(expand(paths))
-            expected: Any = learn(kind, pieces, SIZE, lowercase, NEVER, "files", splitter).files()
+            expected: Any = learn(kind, [(pieces, 1.0)], SIZE, lowercase, NEVER, "files", splitter).files()
         except DataError as error:
             expected = str(error)
         counting = counting_of(kind, paths, lowercase, splitter)
@@ -136,7 +136,7 @@ def test_a_count_that_is_stopped_goes_on_with_the_parts_that_are_done(tmp_path):
         assert all(not each.exists() or each.stat().st_ino == inode for each, inode in before.items())
 
     learned, _ = learn_in_workers(counting, tmp_path / "v", SIZE, 2, kept)
-    expected = learn("wordpiece", counting.pieces, SIZE, True, NEVER, "files", "spaces")
+    expected = learn("wordpiece", [(counting.pieces, 1.0)], SIZE, True, NEVER, "files", "spaces")
     assert learned.files() == expected.files()
     assert [each.name for each in tmp_path.iterdir()] == ["a.txt"]
 

@@ -36,14 +36,17 @@ ENDS = st.sampled_from(["\n", "\r\n", "\r"])
 WITHIN = st.text(st.sampled_from("a ä漢\t\u2028\u2029\x85\x1c\x0b\x0c"), max_size=9)
 
 
-@given(st.lists(st.tuples(WITHIN, ENDS), max_size=9), WITHIN, st.integers(1, 9))
-def test_line_feeds_and_carriage_returns_end_lines_and_nothing_else(tmp_path_factory, rows, last, limit):
-    """In files and in texts alike, wherever the file's pieces end."""
+@given(
+    st.lists(st.tuples(WITHIN, ENDS), max_size=9), WITHIN, st.sampled_from([1, 2, 3, 5, 9, 1 << 19]), st.integers(1, 20)
+)
+def test_line_feeds_and_carriage_returns_end_lines_and_nothing_else(tmp_path_factory, rows, last, limit, block):
+    """In files and in texts alike, wherever the file's pieces and blocks end."""
     file = tmp_path_factory.getbasetemp() / "ends.txt"
     text = "".join(f"{line}{end}" for line, end in rows) + last
     file.write_bytes(text.encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines, "LONGEST_LINE", limit)
+        patch.setattr(lines, "_BLOCK", block)
         read = list(lines.lines(file))
     written = re.findall("[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text)
     assert read == list(enumerate(written, 1))

@@ -169,6 +169,23 @@ def test_records_are_masked_as_the_script_does(setting: str, line: str, text_fol
     assert code == 2 and line in printed and not (tmp_path / "to").exists()
 
 
+def test_a_recipe_of_whole_words_has_them_in_records(text_folder: Path, tmp_path: Path, capsys):
+    (tmp_path / "s.yaml").write_text("data.masking: whole_words\nmodel.vocab: 300")
+    words = [
+        "--input",
+        text_folder,
+        "--to",
+        tmp_path / "to",
+        "--as",
+        "google-tfrecord",
+        "--config",
+        tmp_path / "s.yaml",
+    ]
+    code, printed = run_command(capsys, "prepare", "bert.tiny", *words)
+    assert code == 2 and "for whole words give --whole-word-mask" in printed
+    assert run_command(capsys, "prepare", "bert.tiny", *words, "--whole-word-mask")[0] == 0
+
+
 @pytest.mark.parametrize("recipe", ["gpt.tiny", *long("elmo.tiny")])
 def test_records_are_written_for_a_bert_alone(recipe: str, text_folder: Path, tmp_path: Path, capsys):
     code, printed = run_command(
