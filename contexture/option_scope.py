@@ -173,6 +173,16 @@ _HELD_OUT = _Need(
 _DROPPED = "where optim.frozen=backbone computes the backbone without dropout; leave one out"
 _DRAWN = "where a run's parameters are taken over; leave it out, or give --init.random"
 _NEEDS: dict[str, _Need] = {
+    "optim.peak_lr": _Need(
+        lambda run: not run.optim.phase_lr, "where optim.phase-lr has the rate of each phase; leave it out"
+    ),
+    **dict.fromkeys(
+        ("optim.warmup", "optim.warmup_fraction"),
+        _Need(
+            lambda run: not run.optim.phase_warmup,
+            "where optim.phase-warmup has the steps of each phase; leave it out",
+        ),
+    ),
     "optim.lora_alpha": _Need(lambda run: run.optim.lora_rank > 0, "without adapters; give --optim.lora-rank 8 too"),
     "optim.stochastic_rounding": _Need(
         lambda run: run.optim.moments == "bfloat16", "without moments in bfloat16; give --optim.moments bfloat16 too"
@@ -241,6 +251,7 @@ def check_scope(names: Collection[str], run: Run, where: str = "") -> None:
         if what := scope(name, run):
             kind = f"task.kind={run.task.kind}" if _is_task(run) else f"pretraining {run.text.called}"
             kind = f"head.mix={run.head.mix}" if name == "optim.mix_lr" else kind
+            kind = f"--optim.name {run.optim.name}" if _SCOPES.get(name) is _ADAM else kind
             place = f"{where}: " if where else ""
             raise ConfigError(f"{place}--{_option(name)} is for {what}, and has no meaning for {kind}; leave it out")
 

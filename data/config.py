@@ -198,13 +198,16 @@ class DataConfig:
         # One number, or two with a colon between them. `not a <= x < b` refuses NaN as well.
         parts = self.masked_fraction.split(":")
         try:
-            fits = len(parts) <= 2 and all(0.0 <= float(part) < 1.0 for part in parts)
+            shares = [float(part) for part in parts]
+            fits = len(parts) <= 2 and all(0.0 <= share < 1.0 for share in shares)
         except ValueError:
-            fits = False
+            shares, fits = [], False
         if not fits:
             raise ValueError(
                 f"data.masked-fraction={self.masked_fraction} is neither a share in [0, 1) nor two of them, as 0.3:0.15"
             )
+        # One way to write a share: a run that was given .2 or 0.20, or has the number 0.2 in its run.json, is the same.
+        object.__setattr__(self, "masked_fraction", ":".join(map(str, shares)))
         for name, unit in (("masking_copies", "epochs"), ("masked_steps", "steps")):
             if getattr(self, name) < 0:
                 option = f"data.{name.replace('_', '-')}"
@@ -262,7 +265,7 @@ class DataConfig:
         if (last.length, last.batch) != (self.length, self.batch):
             raise ValueError(
                 f"data.length={self.length} and data.batch={self.batch} are not those of the last of data.phases, "
-                f"{self.phases[-1]!r}; give the same"
+                f"{self.phases[-1]!r}; give --data.phases with the numbers that you want"
             )
         if self.ramp_from:
             raise ValueError("data.phases and data.ramp-from both change the batch; give one of them")

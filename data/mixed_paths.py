@@ -21,6 +21,11 @@ class MixedPath(NamedTuple):
     path: str
 
 
+def is_name(text: str) -> bool:
+    """Returns whether a text can be the name of a source."""
+    return bool(_NAME.fullmatch(text))
+
+
 def split_weight(path: str) -> tuple[str, str]:
     """Returns what stands in front of the path of a source, and the path: ("de=0.3:", "de/"); ("", path) for a path
     alone."""
@@ -45,7 +50,7 @@ def mixture_of(paths: Sequence[str]) -> tuple[MixedPath, ...]:
         if match is None:
             raise ValueError(f"data.path={path} has no weight, and another source has one; {_USAGE}")
         # Each source has figures, and a folder, under its name.
-        if not _NAME.fullmatch(match["name"]):
+        if not is_name(match["name"]):
             raise ValueError(f"data.path={path}: {match['name']!r} is no name of letters and digits; {_USAGE}")
         # Also what float() reads and is no weight: nan, inf.
         try:

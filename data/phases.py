@@ -55,11 +55,13 @@ def with_phases(given: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: ValueError as `phases_of`, and where an option says something else.
     """
-    options = dict(given)
-    if not given.get("data.phases"):
+    options, value = dict(given), given.get("data.phases")
+    if value is None:
         return options
-    value = given["data.phases"]
-    texts = tuple(" ".join([value] if isinstance(value, str) else map(str, value)).split())
+    # A file of settings may hold anything, and "" names none.
+    texts = tuple(" ".join(map(str, value if isinstance(value, list | tuple) else [value])).split())
+    if not texts:
+        return {**options, "data.phases": ()}
     phases = phases_of(texts)
     last = phases[-1]
     # The last phase ends with the run, so that --steps makes a run longer that has phases too.
@@ -67,9 +69,15 @@ def with_phases(given: Mapping[str, Any]) -> dict[str, Any]:
     said = {"data.length": last.length, "data.batch": last.batch}
     if last.steps:
         said["steps"] = last.first + last.steps
+    # Steps win over epochs, so that these would be ignored. A run.json may hold both; its last phase has no steps.
+    if last.steps and given.get("epochs"):
+        raise ValueError("--epochs contradicts --data.phases, which says how many steps there are; leave it out")
     for name, wanted in said.items():
         if given.get(name, wanted) != wanted:
-            raise ValueError(f"--{name} {given[name]} contradicts --data.phases, which says {wanted}; leave it out")
+            raise ValueError(
+                f"--{name} {given[name]} contradicts --data.phases, which says {wanted}; leave it out, or change the "
+                "phases"
+            )
     return options | said
 
 

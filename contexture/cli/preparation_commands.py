@@ -123,6 +123,8 @@ def prepare_command(argv: list[str]) -> Result:
             return _of_shards(request.to, join(parts, Path(request.to), stream=run.stream or "", check=signals.check))
         if records and run.stream != "sentence_pairs":
             raise ConfigError(f"--as google-tfrecord is for a BERT's pairs, not for {run.text.called}; leave it out")
+        if records:
+            _check_masks(data, request.whole_word_mask)
         for name in ("units", "gazetteer", "sequences"):
             if getattr(request, name) not in ("", "off", "pairs") and (records or run.stream != "sentence_pairs"):
                 raise ConfigError(f"--{name} is for shards of a BERT; leave it out")
@@ -173,6 +175,21 @@ def _preparing_tokenizer(request: PrepareRequest, run: Run, data: DataConfig, si
         tokenizer = learn(kind, [(files, 1.0)], size, data.lowercase, signals, data.documents, data.word_splitter)
     check_tokenizer_kind(run, tokenizer.kind)
     return tokenizer
+
+
+def _check_masks(data: DataConfig, whole_words: bool) -> None:
+    """Raises ConfigError for what settings say of masks that the original's script does not know."""
+    # A recipe of whole words has them here by the script's own option.
+    if whole_words and data.masking == "whole_words":
+        data = dataclasses.replace(data, masking=DataConfig.masking)
+    names = ("masking", "masking_copies", "mask_token_fraction", "random_token_fraction")
+    # A constant share is the script's masked_lm_prob.
+    others = [name for name in names if getattr(data, name) != getattr(DataConfig, name)]
+    others += ["masked_fraction"] * (":" in data.masked_fraction)
+    if others:
+        option = f"data.{others[0].replace('_', '-')}"
+        hint = "; for whole words give --whole-word-mask" if others[0] == "masking" else ""
+        raise ConfigError(f"--as google-tfrecord masks as the original's script, without {option}; leave it out{hint}")
 
 
 def _write_records(request: PrepareRequest, data: DataConfig, tokenizer: Tokenizer, signals: Signals) -> Result:

@@ -136,7 +136,7 @@ def plan_command(argv: list[str]) -> StreamingResult:
     import jax
 
     from contexture.train.plan.describe import COLUMN, describe, describe_all, describe_nearest
-    from contexture.train.plan.plan import captured_stderr, of_phases, plan
+    from contexture.train.plan.plan import captured_stderr, of_phases, plan, shared_by
     from contexture.train.plan.suggest import nearest, suggest
     from contexture.train.plan.topology import topology
 
@@ -150,8 +150,11 @@ def plan_command(argv: list[str]) -> StreamingResult:
             plans = suggest(request.run, devices, name)
             write(describe_all(plans))
             return _with_code({"plans": plans}, plans[0]["fits"])
-        logger.info(f"compiling {name} for {request.topology}; this takes a minute or more")
         phases, results = of_phases(request.run), list[Result]()
+        # All of them before the first, which takes minutes.
+        for run in phases:
+            shared_by(run, devices)
+        logger.info(f"compiling {name} for {request.topology}; this takes a minute or more")
         for number, run in enumerate(phases, 1):
             if len(phases) > 1:
                 write(f"phase {number} of {len(phases)}\n")

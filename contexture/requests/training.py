@@ -89,7 +89,8 @@ class TokenizerRequest:
     text_column: str = "text"
     """The column of the text in tables (*.jsonl, *.json, *.parquet, TFDS sets, …)."""
     sample_gb: float = 0.0
-    """Learn from so many gigabytes of the text, pieces of 4 MiB at equal distances; 0: from all of it."""
+    """Learn from so many gigabytes of the text (of each language or source with a weight), pieces of 4 MiB at equal
+    distances; 0: from all of it."""
     vocab_size: int = 30522
     """The most tokens that the vocabulary may have."""
     to: Annotated[str, DIR]
@@ -116,8 +117,11 @@ class TokenizerRequest:
         if self.languages and self.input:
             raise ValueError("languages and input both name the text; give one of them")
         if self.languages or mixture_of(self.input):
-            what = "text without weights; several weighted ones are counted in one process: leave --languages out"
+            what = "text without weights, since others are counted in one process; give paths alone as --input"
             check_effect(self, ("workers", "part", "join"), False, what)
+        # `not a <= x` refuses NaN as well.
+        if not 0.0 <= self.language_exponent < math.inf:
+            raise ValueError(f"language-exponent={self.language_exponent} is not a number from 0 on")
         check_effect(self, ("language_exponent",), bool(self.languages), "languages; give --languages FOLDER")
         if self.workers < 1:
             raise ValueError(f"workers={self.workers} is not a positive number of processes")

@@ -7,6 +7,8 @@ from pathlib import Path
 from contexture.data import mirror
 from contexture.data.config import DataConfig
 from contexture.data.errors import DataError
+from contexture.data.mixed_paths import CYCLE, is_name
+from contexture.data.plain_files import IN_FOLDERS, inner_suffix
 from contexture.data.pretraining.shards import Shards, prepared_at
 from contexture.data.storage import check_no_address
 from contexture.data.text.sources import present
@@ -21,9 +23,9 @@ def languages_in(folder: str) -> list[Path]:
     mirror.fetched(Path(folder))
     if not Path(folder).is_dir():
         raise DataError(f"{folder}: data.languages names no folder; give one with a folder or a file for each language")
-    # What programs leave in folders, and notes about the text, are no languages.
+    # What programs leave in folders is no language, nor is a file that a folder of text would leave out: a README.
     inside = [each for each in sorted(Path(folder).iterdir()) if not each.name.startswith((".", "_"))]
-    inside = [each for each in inside if each.is_dir() or each.suffix.lower() not in (".md", ".tsv", ".csv")]
+    inside = [each for each in inside if each.is_dir() or inner_suffix(each) in IN_FOLDERS]
     if len(inside) < 2:
         raise DataError(f"{folder}: {len(inside)} languages; give a folder with a folder or a file for each of several")
     return inside
@@ -35,13 +37,16 @@ def mixed(folder: str, exponent: float = DataConfig.language_exponent) -> tuple[
     P(L) is a language's share of the bytes, or of the tokens where all are prepared. exponent: S; below 1 small
     languages come more often than their share, at 0 all alike.
 
-    Raises: DataError as `languages_in`, for a language without text, two of one name, and where only some are prepared.
+    Raises: DataError as `languages_in`, for a language without text or whose name or share fits no mixture, two of one
+    name, and where only some are prepared.
     """
     paths = languages_in(folder)
     # "de.txt.gz" and "de/" are both de.
     names = [path.name.partition(".")[0] for path in paths]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         raise DataError(f"{folder}: {twice!r} is the name of two languages; rename one")
+    if odd := next((path for path, name in zip(paths, names, strict=True) if not is_name(name)), None):
+        raise DataError(f"{odd}: a language's name has letters, digits, - and _ alone; rename it")
     shards = [prepared_at([str(path)]) for path in paths]
     if any(shards) and not all(shards):
         raise DataError(f"{folder}: some languages are prepared, and others are text, whose sizes do not compare")
@@ -52,12 +57,19 @@ def mixed(folder: str, exponent: float = DataConfig.language_exponent) -> tuple[
     if empty := next((path for path, size in zip(paths, sizes, strict=True) if not size), None):
         raise DataError(f"{empty}: holds no text; leave this language out")
     weights = shares(sizes, exponent)
+    # As `mixture_of`, which knows nothing of languages.
+    if rare := next((path for path, weight in zip(paths, weights, strict=True) if weight < 1 / CYCLE), None):
+        raise DataError(
+            f"{rare}: with an exponent of {exponent:g} this language has less than one of {CYCLE:,} sequences; lower "
+            "data.language-exponent, or leave the language out"
+        )
     # Enough digits for a share of one in 65,536 sequences.
     return tuple(f"{name}={weight:.9g}:{path}" for name, weight, path in zip(names, weights, paths, strict=True))
 
 
 def shares(sizes: Sequence[float], exponent: float) -> list[float]:
     """Returns P(L)^S of each, which add up to 1."""
-    # Powers of shares do not add up to 1: they are shared out anew.
-    powers = [(size / sum(sizes)) ** exponent for size in sizes]
+    # Powers of shares do not add up to 1: they are shared out anew. Of the largest, which cancels: powers of shares of
+    # the sum may all be too small for a float.
+    powers = [(size / max(sizes)) ** exponent for size in sizes]
     return [power / sum(powers) for power in powers]

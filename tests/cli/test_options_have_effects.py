@@ -26,8 +26,13 @@ BERT, GPT, ELMO = recipe("bert.tiny"), recipe("gpt.tiny"), recipe("elmo.tiny")
 TASK = finetune_run(BERT, "run", "classify")
 GPT_TASK = finetune_run(GPT, "run", "classify", task_vocabulary=GPT.model.vocab)
 FROZEN = {"optim.frozen": "backbone"}
+PHASES = {"data.phases": "16x8:4 32x8:4", "optim.phase_lr": [1e-3, 1e-3]}
+WARMED = {**PHASES, "optim.phase_warmup": [1, 1]}
 CASES: dict[str, tuple[Run, Any, dict[str, Any], dict[str, Any]]] = {
     # option: (a run, another value than the default, settings that leave it without effect, settings that give it one)
+    "optim.peak_lr": (BERT, 1.0, PHASES, {}),
+    "optim.warmup": (BERT, 3, WARMED, PHASES),
+    "optim.warmup_fraction": (BERT, 0.3, WARMED, PHASES),
     "optim.lora_alpha": (TASK, 16.0, {}, {"optim.lora_rank": 8}),
     "optim.stochastic_rounding": (BERT, False, {}, {"optim.moments": "bfloat16"}),
     "optim.no_decay": (BERT, ["bias"], {"optim.weight_decay": 0.0}, {}),
@@ -53,8 +58,8 @@ ALWAYS = """
     init.redraw_layers init.run log.details log.every log.profile log.tensorboard log.to mesh.compiler_options mesh.data
     mesh.context mesh.dcn_data mesh.stall_minutes
     mesh.distributed mesh.fsdp mesh.tensor optim.accumulate optim.clip optim.decay_steps optim.final_lr optim.frozen
-    optim.frozen_layers optim.lora_rank optim.lora_targets optim.max_skipped optim.name optim.peak_lr optim.schedule
-    optim.warmup optim.warmup_fraction optim.weight_decay save.every save.keep_every save.max_to_keep seed steps
+    optim.frozen_layers optim.lora_rank optim.lora_targets optim.max_skipped optim.name optim.schedule
+    optim.weight_decay save.every save.keep_every save.max_to_keep seed steps
     task.bad_rows task.dev task.dev_fraction task.kind task.label task.name task.test task.text task.train
 """.split()
 """Options beside those of the model that always have an effect, or whose own configuration refuses them where they have

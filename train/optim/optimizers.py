@@ -18,6 +18,7 @@ from contexture.train.errors import ConfigError
 from contexture.train.optim.adafactor import scale_by_adafactor
 from contexture.train.optim.moments import in_bfloat16
 from contexture.train.settings.run import Run
+from contexture.train.settings.schedule import phase_warmups
 from contexture.train.settings.sections import OptimConfig
 
 Multipliers: TypeAlias = Params
@@ -58,17 +59,15 @@ def learning_rate(
 def learning_rate_of(run: Run, step: jax.Array, peak_lr: float | jax.Array | None = None) -> jax.Array:
     """The learning rate of step t of a run: with optim.phase-lr each of its phases has the whole schedule for itself,
     else one runs through all. peak_lr: as in `learning_rate`."""
-    config, steps, firsts = run.optim, run.steps, [phase.first for phase in run.data.stretches]
+    config, firsts = run.optim, [phase.first for phase in run.data.stretches]
     if not config.phase_lr:
-        return learning_rate(config, steps, step, peak_lr)
+        return learning_rate(config, run.steps, step, peak_lr)
     rates = []
-    for number, (first, end) in enumerate(zip(firsts, [*firsts[1:], steps], strict=True)):
-        # As `resolve_schedule` fits the warm-up into a run.
-        count = end - first
-        warmup = int(count * config.warmup_fraction) if config.warmup_fraction else config.warmup
-        warmup = config.phase_warmup[number] if config.phase_warmup else warmup
-        own = dataclasses.replace(config, warmup=warmup if warmup < count else count // 10, warmup_fraction=0.0)
-        rates.append(learning_rate(own, count, step - first, config.phase_lr[number]))
+    for first, peak, (count, _, warmup) in zip(firsts, config.phase_lr, phase_warmups(run), strict=True):
+        # A schedule counts from its phase's first step; its fraction is in the warm-up already.
+        own = dataclasses.replace(config, warmup=warmup, warmup_fraction=0.0)
+        rates.append(learning_rate(own, count, step - first, peak))
+    # All of them, and the one of the phase: the step is a number of the compiled program.
     return jnp.stack(rates)[(step >= jnp.asarray(firsts)).sum() - 1]
 
 

@@ -138,15 +138,21 @@ class TimedPlan(CompiledPlan):
     chip_hours: float | None
 
 
+def shared_by(run: Run, topology: Topology) -> Mesh:
+    """Returns the mesh of the devices. Raises ConfigError where it does not fit them, or they cannot share a batch."""
+    mesh = meshes.build(run.mesh, list(topology.devices))
+    meshes.check_batch(mesh, run.data.batch, run.optim.accumulate, "data.batch")
+    meshes.check_context(run.mesh, run.model, run.data.length)
+    return mesh
+
+
 def plan(run: Run, topology: Topology, name: str = "") -> Plan | CompiledPlan | TimedPlan:
     """Returns the needs of training `run` on `topology`. name: of its recipe.
 
     Compiling a large model takes minutes. Raises ConfigError for a mesh that does not fit the devices, or a batch that
     they cannot share.
     """
-    mesh = meshes.build(run.mesh, list(topology.devices))
-    meshes.check_batch(mesh, run.data.batch, run.optim.accumulate, "data.batch")
-    meshes.check_context(run.mesh, run.model, run.data.length)
+    mesh = shared_by(run, topology)
     with meshes.use(mesh, run.model.dtype):
         meshes.check_compiler_options(run.mesh, mesh)
         attention = meshes.describe_attention(run.model, run.shares_rows)

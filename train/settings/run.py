@@ -84,12 +84,14 @@ class Run:
         # The step of the last share must be known before the text is.
         if ":" in self.data.masked_fraction and not (self.steps or self.data.masked_steps):
             raise ValueError("data.masked-fraction from one share to another wants --steps; leave epochs out")
-        # Epochs become steps by one size of batch.
         if self.optim.phase_lr and len(self.optim.phase_lr) != len(self.data.phases):
             raise ValueError(
                 f"optim.phase-lr has {len(self.optim.phase_lr)} rates, and data.phases {len(self.data.phases)} phases; "
                 "give one for each"
             )
+        # Epochs become steps by one size of batch.
+        if self.data.phases and not self.steps:
+            raise ValueError("data.phases wants --steps, since steps in an epoch vary; leave epochs out")
         if self.data.phases and self.steps <= self.data.stretches[-1].first:
             raise ValueError(
                 f"steps={self.steps} ends before the last of data.phases begins, at step "

@@ -213,8 +213,9 @@ def _build(kind: type, tree: Any, where: str, override: dict[str, type] | None =
         if name not in names:
             raise ConfigError(f"{where}: {kind.__name__} has no field {name!r}{did_you_mean(name, names)}")
     # A share that may be two, FIRST:LAST, was once a number, and is written as one in files of settings.
-    if kind is DataConfig and isinstance(tree.get("masked_fraction"), float):
-        tree = {**tree, "masked_fraction": str(tree["masked_fraction"])}
+    share = tree.get("masked_fraction") if kind is DataConfig else None
+    if isinstance(share, int | float) and not isinstance(share, bool):
+        tree = {**tree, "masked_fraction": str(share)}
     # A missing field takes its default; __post_init__ checks the values.
     return kind(**{name: _value(hints[name], value, f"{where}: {name}") for name, value in tree.items()})
 

@@ -51,10 +51,30 @@ def _warmup_within(steps: int, warmup: int) -> int:
     return warmup if warmup < steps else steps // 10
 
 
+def phase_warmups(run: Run) -> list[tuple[int, int, int]]:
+    """Returns of each phase with a schedule of its own (optim.phase-lr): its steps, the warm-up steps asked for, and
+    those that it takes, as `_warmup_within`."""
+    optim, firsts = run.optim, [phase.first for phase in run.data.stretches]
+    # The last phase ends with the run, which --steps may have made longer.
+    counts = [end - first for first, end in zip(firsts, [*firsts[1:], run.steps], strict=True)]
+    # As `resolve_schedule` does for a whole run: a fraction wins over a number of steps.
+    usual = [int(count * optim.warmup_fraction) if optim.warmup_fraction else optim.warmup for count in counts]
+    asked = optim.phase_warmup or usual
+    return [(count, each, _warmup_within(count, each)) for count, each in zip(counts, asked, strict=True)]
+
+
 def warmup_note(given: Run, run: Run) -> str:
-    """Returns a warning if `resolve_schedule` made the warm-up shorter than the one given, else ""."""
+    """Returns a warning if the warm-up of the run, or of a phase, is shorter than the one given, else ""."""
     optim = given.optim
-    if optim.warmup_fraction or optim.phase_lr or optim.warmup == run.optim.warmup:
+    if optim.phase_lr:
+        # The run keeps the numbers as they were given, so that these are compared with what each phase takes.
+        cut = [
+            f"the warm-up of phase {number} leaves none of its {count} steps, and takes {taken} instead of {asked}"
+            for number, (count, asked, taken) in enumerate(phase_warmups(run), 1)
+            if taken != asked
+        ]
+        return "; ".join(cut) + "; give --optim.phase-warmup for others" * bool(cut)
+    if optim.warmup_fraction or optim.warmup == run.optim.warmup:
         return ""
     return (
         f"optim.warmup={optim.warmup} leaves none of the {run.steps} steps; the warm-up takes "

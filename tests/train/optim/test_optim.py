@@ -271,7 +271,10 @@ def test_each_phase_may_have_a_schedule_of_its_own():
         ({"optim.phase_lr": [1e-3, 0.0]}, "are rates above 0 and steps from 0 on"),
         ({"optim.phase_warmup": [1, 2]}, "optim.phase-warmup has no meaning without as many optim.phase-lr"),
         ({"optim.name": "adafactor", "optim.moments": "bfloat16"}, "adafactor's sums of squares want float32"),
-        ({"optim.name": "adafactor", "optim.b1": 0.5}, "optim.b1 is for --optim.name adamw, bert, gpt1 or lamb"),
+        (
+            {"optim.name": "adafactor", "optim.b1": 0.5},
+            "optim.b1 is for --optim.name adamw, bert, gpt1 or lamb, and has no meaning for --optim.name adafactor",
+        ),
     ],
 )
 def test_mistakes_in_rates_of_phases_are_one_line(options: dict[str, Any], line: str):

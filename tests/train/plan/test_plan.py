@@ -398,3 +398,13 @@ def test_suggestions_are_for_one_length():
     run = with_options(configs.recipe("bert.tiny"), {"data.phases": "16x8:4 32x16:4"})
     with pytest.raises(ConfigError, match="--suggest plans one size of batch; leave --data.phases out"):
         suggest(run, topology("cpu:8"))
+
+
+def test_a_phase_that_devices_cannot_share_is_refused_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """Before the phases in front of it are compiled, which takes minutes."""
+    monkeypatch.setattr("contexture.train.plan.plan.plan", lambda *_: pytest.fail("compiled"))
+    words = ["plan", "bert.tiny", "--topology", "cpu:8", *TINY[:-4], "--data.phases", "16x8:4 32x4:4"]
+    assert cli.main([*map(str, words)]) == 2
+    assert "data.batch=4 is not a multiple of optim.accumulate × mesh.data" in capsys.readouterr().err

@@ -128,10 +128,15 @@ def test_prepared_languages_are_mixed_by_their_tokens(folder: Path, tmp_path: Pa
     ("made", "line"),
     [
         ([], "0 languages; give a folder with a folder or a file for each of several"),
-        (["de.txt", "notes.md"], "1 languages; give a folder with a folder or a file for each of several"),
+        (
+            ["de.txt.gz", "notes.md", "README", "sizes.json", ".git/", "_old.txt"],
+            "1 languages; give a folder with a folder or a file for each of several",
+        ),
         (["de.txt", "de.jsonl"], "'de' is the name of two languages; rename one"),
         (["de.txt", "en/"], "en"),
         (["de.txt", "en.txt=empty"], "holds no text; leave this language out"),
+        (["de.txt", "pt br.txt"], "pt br.txt: a language's name has letters, digits, - and _ alone; rename it"),
+        (["de.txt", "pt:br.txt"], "pt:br.txt: a language's name has letters, digits, - and _ alone; rename it"),
     ],
 )
 def test_a_folder_without_languages_is_one_line(made: list[str], line: str, tmp_path: Path):
@@ -144,6 +149,13 @@ def test_a_folder_without_languages_is_one_line(made: list[str], line: str, tmp_
             place.write_text("" if name.endswith("=empty") else "some text\n")
     with pytest.raises(DataError, match=line):
         mixed(str(tmp_path / "in"))
+
+
+@pytest.mark.parametrize("exponent", [20.0, 1e9])
+def test_a_language_too_rare_for_a_mixture_is_one_line(exponent: float, folder: Path):
+    """Also where powers of all shares are below the smallest float."""
+    with pytest.raises(DataError, match=r"de: with an exponent of .* less than one of 65,536 sequences; lower data"):
+        mixed(str(folder), exponent)
 
 
 @pytest.mark.parametrize(
@@ -163,8 +175,12 @@ def test_a_folder_without_languages_is_one_line(made: list[str], line: str, tmp_
         ("pretrain bert.tiny --data.language F --dir x", "did you mean --data.languages"),
         ("pretrain elmo.tiny --data.languages F --dir x", "is for pretraining a BERT or a GPT"),
         ("tokenizer wordpiece --languages F --input F --to x", "languages and input both name the text"),
-        ("tokenizer wordpiece --languages F --workers 2 --to x", "workers= is for text without weights"),
+        (
+            "tokenizer wordpiece --languages F --workers 2 --to x",
+            "workers= is for text without weights, since others are counted in one process; give paths alone",
+        ),
         ("tokenizer wordpiece --input F --language-exponent 0.5 --to x", "language-exponent= is for languages"),
+        ("tokenizer wordpiece --languages F --language-exponent nan --to x", "language-exponent=nan is not a number"),
         ("tokenizer wordpiece --languages missing --to x", "missing: data.languages names no folder"),
     ],
 )

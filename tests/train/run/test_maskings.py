@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from contexture.cli.settings_file import read_settings, with_settings
+from contexture.configs import recipe
 from contexture.data.config import DataConfig
 from contexture.data.pretraining.sentence_pairs import HeldOutPairs, PairBatches
 from contexture.data.pretraining.shards import Shards
@@ -100,6 +102,11 @@ def test_a_share_that_was_written_as_a_number_is_the_same_run(tmp_path: Path, ca
     assert run_file.fingerprint(Run(data=DataConfig(masked_fraction="0.3:0.15")), "t", "d") != run_file.fingerprint(
         Run(), "t", "d"
     )
+    # However it was written, the run on the disk has the same.
+    assert {DataConfig(masked_fraction=each).masked_fraction for each in (".2", "0.20", "2e-1", "0.2")} == {"0.2"}
+    assert DataConfig(masked_fraction="0.30:.15") == DataConfig(masked_fraction="0.3:0.15")
+    (tmp_path / "s.yaml").write_text("data.masked-fraction: 0\n")
+    assert with_settings(recipe("bert.tiny"), read_settings(str(tmp_path / "s.yaml")), "s.yaml").data.slots == 1
     (tmp_path / "s.yaml").write_text("data.masked-fraction: 0.25\n")
     line = run_command(capsys, "pretrain", "bert.tiny", "--config", tmp_path / "s.yaml", "--data.masked-fractions", 3)[
         1

@@ -16,6 +16,7 @@ from contexture.data.config import DataConfig
 from contexture.data.phases import with_phases
 from contexture.data.pretraining.sentence_pairs import PairBatches
 from contexture.overrides import with_options
+from contexture.train.errors import ConfigError
 from contexture.train.objectives import batch_sizes
 from contexture.train.plan.plan import of_phases
 from contexture.train.run.report import read_metrics
@@ -91,6 +92,16 @@ def test_phases_say_length_batch_and_steps_in_one_option():
         ("--data.phases 16x8:4 32x8:0", "'32x8:0' is not LENGTHxBATCH:STEPS"),
         ("--data.phases 16x8:4 32x8:4 --data.length 64", "--data.length 64 contradicts --data.phases, which says 32"),
         ("--data.phases 16x8:4 32x8:4 --steps 9", "--steps 9 contradicts --data.phases, which says 8; leave it out"),
+        ("--data.phases 16x8:4 32x8:4 --epochs 2", "--epochs contradicts --data.phases, which says how many steps"),
+        ("--data.phases 16x8:4 32x8 --epochs 2", "data.phases wants --steps, since steps in an epoch vary"),
+        (
+            "--data.phases 16x8:4 32x8:4 --optim.phase-lr 1 1 --optim.peak-lr 5",
+            "optim.peak-lr has no meaning where optim.phase-lr has the rate of each phase; leave it out",
+        ),
+        (
+            "--data.phases 16x8:4 32x8:4 --optim.phase-lr 1 1 --optim.phase-warmup 1 1 --optim.warmup 5",
+            "optim.warmup has no meaning where optim.phase-warmup has the steps of each phase; leave it out",
+        ),
         ("--data.phases 16x8:4 32x8 --steps 4", "steps=4 ends before the last of data.phases begins, at step 4"),
         ("--data.phases 16x8:4 999x8:4", "data.length=999 exceeds model.length=512"),
         ("--data.phases 999x8:4 16x8:4", "data.length=999 exceeds model.length=512"),
@@ -109,6 +120,22 @@ def test_a_mistake_in_phases_is_one_line(
     given = ["pretrain", "bert.tiny", "--data.path", text_folder, "--dir", tmp_path / "run", *words.split()]
     code, err = run_command(capsys, *given)
     assert code == 2 and line in err and len(err.splitlines()) == 1 and not (tmp_path / "run").exists()
+
+
+def test_phases_in_a_file_are_text_and_an_empty_one_is_none():
+    base = configs.recipe("bert.large_lamb")
+    # As a file of settings or Python may hold them.
+    for value in (3, True, [3, 4], {"128x256": 9}):
+        with pytest.raises(ConfigError, match="is not LENGTHxBATCH:STEPS; give each phase as 128x256:900000"):
+            with_options(base, {"data.phases": value})
+    phased = with_options(configs.recipe("bert.tiny"), {"data.phases": "16x8:4 32x8:4"})
+    assert [with_options(phased, {"data.phases": value}).data.phases for value in ("", [], ("",))] == [(), (), ()]
+    # A recipe's batch cannot be set beside its phases: the message says which option to give.
+    with pytest.raises(ConfigError, match="give --data.phases with the numbers that you want"):
+        with_options(base, {"data.batch": 8})
+    # A run.json holds the epochs of a recipe beside the steps of its phases.
+    both = {"data.phases": ("16x8:4", "32x8"), "steps": 8, "epochs": 2.0}
+    assert with_options(configs.recipe("bert.tiny"), both, whole=True).steps == 8
 
 
 @pytest.mark.parametrize("recipe", ["elmo.tiny"])

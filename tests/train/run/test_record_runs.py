@@ -141,6 +141,51 @@ def test_options_of_records_and_of_shards_are_told_apart(
     assert code == 2 and line in printed, printed
 
 
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("data.masking: spans", "without data.masking; leave it out; for whole words give --whole-word-mask"),
+        (
+            "data.masked_fraction: 0.3:0.15",
+            "masks as the original's script, without data.masked-fraction; leave it out",
+        ),
+        ("data.masking_copies: 3", "without data.masking-copies; leave it out"),
+        ("data.random_token_fraction: 0.2", "without data.random-token-fraction; leave it out"),
+    ],
+)
+def test_records_are_masked_as_the_script_does(setting: str, line: str, text_folder: Path, tmp_path: Path, capsys):
+    (tmp_path / "s.yaml").write_text(setting)
+    words = [
+        "--input",
+        text_folder,
+        "--to",
+        tmp_path / "to",
+        "--as",
+        "google-tfrecord",
+        "--config",
+        tmp_path / "s.yaml",
+    ]
+    code, printed = run_command(capsys, "prepare", "bert.tiny", *words)
+    assert code == 2 and line in printed and not (tmp_path / "to").exists()
+
+
+def test_a_recipe_of_whole_words_has_them_in_records(text_folder: Path, tmp_path: Path, capsys):
+    (tmp_path / "s.yaml").write_text("data.masking: whole_words\nmodel.vocab: 300")
+    words = [
+        "--input",
+        text_folder,
+        "--to",
+        tmp_path / "to",
+        "--as",
+        "google-tfrecord",
+        "--config",
+        tmp_path / "s.yaml",
+    ]
+    code, printed = run_command(capsys, "prepare", "bert.tiny", *words)
+    assert code == 2 and "for whole words give --whole-word-mask" in printed
+    assert run_command(capsys, "prepare", "bert.tiny", *words, "--whole-word-mask")[0] == 0
+
+
 @pytest.mark.parametrize("recipe", ["gpt.tiny", *long("elmo.tiny")])
 def test_records_are_written_for_a_bert_alone(recipe: str, text_folder: Path, tmp_path: Path, capsys):
     code, printed = run_command(

@@ -6,10 +6,13 @@ import json
 import pytest
 
 from contexture.configs import recipe
+from contexture.data.config import DataConfig
 from contexture.models.config import MAX_SIZE
 from contexture.train.errors import ConfigError
+from contexture.train.settings.run import Run
 from contexture.train.settings.run_file import fingerprint
 from contexture.train.settings.schedule import resolve_schedule, warmup_note
+from contexture.train.settings.sections import OptimConfig
 from tests.helpers.commands import run_command
 
 
@@ -48,3 +51,13 @@ def test_a_run_has_as_many_steps_as_a_number_of_them_may_say():
     assert resolve_schedule(run, MAX_SIZE).steps == MAX_SIZE
     with pytest.raises(ConfigError, match=f"epochs=1 are .* steps, more than {MAX_SIZE:,}; lower --epochs"):
         resolve_schedule(run, MAX_SIZE + 1)
+
+
+def test_a_phase_whose_warm_up_is_cut_is_named():
+    data = DataConfig(phases=("16x8:100", "32x8"), length=32, batch=8)
+    run = Run(data=data, steps=120, optim=OptimConfig(phase_lr=(1e-3, 1e-3), phase_warmup=(10, 20)))
+    line = "the warm-up of phase 2 leaves none of its 20 steps, and takes 2 instead of 20; give --optim.phase-warmup"
+    assert line in warmup_note(run, resolve_schedule(run, 1000)) and "phase 1" not in warmup_note(run, run)
+    # Without phase_warmup each has that of the run.
+    usual = dataclasses.replace(run, optim=OptimConfig(phase_lr=(1e-3, 1e-3), warmup=19))
+    assert not warmup_note(usual, resolve_schedule(usual, 1000))
