@@ -30,6 +30,7 @@ _OTHER_NAMES = {
     "data.masked-fraction": "mlm-probability masked-lm-prob mask-prob mask-probability",
     "data.language-exponent": "language-sampling-alpha sampling-alpha language-alpha exponent temperature",
     "data.units": "segmenter word-segmenter segmentation",
+    "data.sequences": "dialogues dialogue dlm",
     "data.gazetteer": "entities entity-file dictionary lexicon",
     "data.phases": "curriculum length-schedule seq-length-schedule phase2",
     "data.mask-token-fraction": "mask-replace-prob",

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 MOST_QUESTIONS, MOST_FILES = 10, 12
 CLASSES = {name for family in FAMILIES.values() for name in (family.config.__name__, type(family.text).__name__)}
 OWN = {
-    "bert": "analysis/scoring/bert.py",
+    "bert": "analysis/scoring/bert.py configs/ernie.py",
     "gpt": "analysis/scoring/gpt.py models/decode.py analysis/generate.py",
     "elmo": "analysis/scoring/elmo.py analysis/attention/gates.py",
     "vectors": "",

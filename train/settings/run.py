@@ -84,6 +84,8 @@ class Run:
         # The step of the last share must be known before the text is.
         if ":" in self.data.masked_fraction and not (self.steps or self.data.masked_steps):
             raise ValueError("data.masked-fraction from one share to another wants --steps; leave epochs out")
+        if self.optim.phase_lr and not self.data.phases:
+            raise ValueError("optim.phase-lr has no meaning without phases; give data.phases too, or optim.peak-lr")
         if self.optim.phase_lr and len(self.optim.phase_lr) != len(self.data.phases):
             raise ValueError(
                 f"optim.phase-lr has {len(self.optim.phase_lr)} rates, and data.phases {len(self.data.phases)} phases; "
