@@ -76,6 +76,7 @@ class DialogueBatches(PairBatches):
         """Returns (where turns begin, how many of their tokens fit, the first tokens of the original turns, i64 B3;
         which sequences are fake)."""
         own_B3, read_B3, is_fake_B = self.dialogues.windows(numbers)
+        # Two offsets for each turn: neighbours in a dialogue, but a fake one may lie anywhere.
         ends = np.array([self.shards.offsets(turn, turn + 1) for turn in read_B3.ravel().tolist()], np.int64)
         starts_B3, lengths_B3 = (x.reshape(-1, TURNS) for x in (ends[:, 0], ends[:, 1] - ends[:, 0]))
         firsts = np.array([self.shards.offsets(turn, turn + 1)[0] for turn in own_B3.ravel().tolist()], np.int64)
@@ -123,6 +124,7 @@ class HeldOutDialogues(HeldOutSequences):
 
 def fitting(lengths_B3: I64, room: int) -> I64:
     """Returns how many tokens of each turn fit: the longest ones give first, and a turn's end goes."""
+    # Most fit, and are as they were.
     lengths = lengths_B3.copy()
     # The same bound for all that are longer, and what division leaves to the first of them.
     for row in np.flatnonzero(lengths.sum(1) > room).tolist():

@@ -50,7 +50,7 @@ def tuned(name: str, kind: Any, lm_weight: float = 0.0, **more: Any) -> Run:
 
 def every_run() -> list[Run]:
     mix = HeadConfig(mix="all", mix_l2=0.1, cells=4)
-    runs = [small("bert.tiny"), small("gpt.tiny"), small("elmo.tiny")]
+    runs = [with_boundary(), small("bert.tiny"), small("gpt.tiny"), small("elmo.tiny")]
     for kind in LABELS:
         runs.append(tuned("bert.tiny", kind))
         runs.append(tuned("gpt.tiny", kind, lm_weight=0.5))
@@ -60,10 +60,21 @@ def every_run() -> list[Run]:
     return runs
 
 
+def with_boundary() -> Run:
+    run = small("bert.tiny")
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, masking="spans", span_boundary=True))
+
+
 def runs_of_every_metric() -> list[Run]:
     """The least of them that measure all there is."""
     mix = HeadConfig(mix="all", mix_l2=0.1, cells=4)
-    runs = [small("bert.tiny"), small("gpt.tiny"), small("elmo.tiny"), tuned("gpt.tiny", "choice", lm_weight=0.5)]
+    runs = [
+        with_boundary(),
+        small("bert.tiny"),
+        small("gpt.tiny"),
+        small("elmo.tiny"),
+        tuned("gpt.tiny", "choice", lm_weight=0.5),
+    ]
     runs += [tuned("bert.tiny", kind) for kind in ("classify", "regress", "span")]
     return [*runs, tuned("elmo.tiny", "tag", head=dataclasses.replace(mix, crf=True))]
 
